@@ -1,0 +1,129 @@
+"""Protocols of the operations that models are made of.
+
+Shapes use T tokens of a step, B rows of a step, H query heads, G key/value heads, D head size.
+Every implementation states dtype and layout here and nowhere else; a method that works in place says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """Shape of the KV pool: page -> layer -> K/V -> token -> head -> element, one contiguous allocation.
+
+    Attributes:
+        num_pages, page_size, num_layers, num_kv_heads, head_dim: extents.
+        dtype: element type of the pool.
+    """
+
+    num_pages: int
+    page_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token over all layers, K and V."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers, K and V: one span to register and to send."""
+        return self.page_size * self.bytes_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """What attention needs to know of a step, as tensors on the device plus host copies of the small columns.
+
+    Attributes:
+        num_decode: the first ``num_decode`` rows have one query token each; the rest are prefill chunks.
+        query_lens: list[int] of length B.
+        kv_lens: list[int] of length B, sequence length after this step (queries are the last ``query_lens`` of it).
+        slot_mapping: int64[T], pool slot of each token.
+        page_table: int64[B, W], page indices; entries past a row's length are 0.
+    """
+
+    num_decode: int
+    query_lens: list[int]
+    kv_lens: list[int]
+    slot_mapping: Tensor
+    page_table: Tensor
+
+
+class PackedLinear(Protocol):
+    """A weight prepared for this device. ``in_features`` and ``out_features`` as in torch.nn.Linear."""
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features], bias added when there is one."""
+
+
+class AttentionPlan(Protocol):
+    """Work common to all layers of one step, made once by ``Operations.plan_attention``."""
+
+
+class Operations(Protocol):
+    """The operations of one device. All tensors are on that device; outputs are new unless said otherwise."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        """Take over ``weight`` [out, in] (and ``bias`` [out]); the caller drops its references."""
+
+    def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
+        """int64[T], [V, hidden] -> [T, hidden]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x * rsqrt(mean(x^2) + eps) * weight over the last dimension, in float32, cast back to x.dtype."""
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual). May write into either input; use only the returned tensors."""
+
+    def rotary_neox(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate pairs (i, i + R/2) of the first R = 2 * cos.shape[-1] elements of each head.
+
+        query [T, H, D], key [T, G, D], cos and sin float32[T, R/2] already taken at the tokens' positions.
+        May work in place; use only the returned tensors.
+        """
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2I] -> [T, I]: silu(first half) * second half."""
+
+    def plan_attention(self, batch: AttentionBatch, geometry: KVGeometry) -> AttentionPlan:
+        """Prepare indices, masks and scratch of a step once for all layers."""
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: Tensor,
+        layer: int,
+        plan: AttentionPlan,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """Append key and value to the pool, then attend causally over the paged sequences.
+
+        query [T, H, D]; key, value [T, G, D]; pool [pages, layers, 2, page_size, G, D] (written at this layer).
+        ``sliding_window=W``: the query at position i sees keys j with i - W < j <= i. Returns [T, H * D].
+        """
+
+    def copy_pages(self, pool: Tensor, source: Tensor, destination: Tensor) -> None:
+        """pool[destination] = pool[source] for int64[C] page indices, all layers."""

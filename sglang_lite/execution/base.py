@@ -1,0 +1,32 @@
+"""The executor interface: what the engine core drives."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sglang_lite.scheduler.plan import StepOutput, StepPlan
+
+
+class Executor(Protocol):
+    """Runs plans strictly in the order of submission, on one device stream (or one worker thread)."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """Queue a plan and return at once. The caller keeps the plan's arrays unchanged until its result."""
+
+    def collect(self) -> StepOutput:
+        """Block until the oldest submitted plan is done and return its result.
+
+        Raises:
+            ExecutionError: the plan failed; the executor stays usable.
+        """
+
+    @property
+    def in_flight(self) -> int:
+        """Plans submitted and not yet collected."""
+
+    def close(self) -> None:
+        """Finish or drop what is queued and release device memory and threads."""
+
+
+class ExecutionError(Exception):
+    """A forward pass failed. The requests of that plan end with an error; the engine goes on."""

@@ -1,0 +1,210 @@
+"""Types that cross layers: sampling parameters, finish reasons, request errors, columns of a request batch.
+
+Everything here is plain data over NumPy and msgspec, so the front process, the engine core, the scheduler and the
+offline engine can share it without importing torch, asyncio or sockets.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
+UInt32Array = npt.NDArray[np.uint32]
+Float32Array = npt.NDArray[np.float32]
+
+NO_SEED = -1
+"""Value of a seed column for a request that gave no seed."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request turns logits into tokens and when it stops.
+
+    Values are already validated (see ``frontend.validation``); ranges are those of SGLang's ``sampling_params``.
+    ``max_new_tokens=None`` means up to the context limit. ``top_k=-1`` means the whole vocabulary.
+    ``temperature=0`` means greedy. ``stop``, ``stop_regex``, ``no_stop_trim``, ``skip_special_tokens`` and
+    ``spaces_between_special_tokens`` concern text only and stay in the front process.
+    """
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+    n: int = 1
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stream_interval: int | None = None
+
+
+class FinishCode(enum.IntEnum):
+    """Why a request ended, as the engine core reports it (one uint8 per row of an egress frame).
+
+    Stop strings and stop patterns are found by the front, which then ends the request with a ``finish`` message;
+    they never appear here.
+    """
+
+    RUNNING = 0
+    STOP_TOKEN = 1
+    LENGTH = 2
+    ABORTED = 3
+    WAITING_TIMEOUT = 4
+    RUNNING_TIMEOUT = 5
+    QUEUE_FULL = 6
+    TOO_LONG = 7
+    ERROR = 8
+
+
+class RequestFlags(enum.IntFlag):
+    """Bits of the ``flags`` column of a request."""
+
+    NONE = 0
+    IGNORE_EOS = 1
+    RETURN_LOGPROB = 2
+    """Log-probability of every output token (and of prompt tokens from ``logprob_start`` on when that is >= 0)."""
+
+
+class RequestError(Exception):
+    """A request that cannot be served, with the HTTP status that says so.
+
+    Args:
+        message: what is wrong: field, value, what is allowed.
+        status: HTTP status (400 bad input, 412 paused, 429 capacity, 501 not supported here, 503 unavailable).
+        field: name of the offending field, or None when the fault is not one field's.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.field = field
+
+
+class StartupError(Exception):
+    """A configuration that cannot be served. The message says what, where, what is allowed and what to do."""
+
+
+class RequestExtras(msgspec.Struct, frozen=True, kw_only=True):
+    """What only few requests carry; the rest of a request is columns.
+
+    ``namespace`` separates prefix caches (cache salt, adapter name); the empty string is the shared one.
+    """
+
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: dict[int, float] | None = None
+    namespace: str = ""
+    token_ids_logprob: tuple[int, ...] = ()
+
+
+EMPTY_EXTRAS = RequestExtras()
+
+
+@dataclass(slots=True)
+class RequestColumns:
+    """N requests as columns: what an ingress frame carries and ``Scheduler.admit`` takes.
+
+    Attributes:
+        key: int64[N], unique among live requests. The high 16 bits name the front, the low 48 count.
+        num_tokens: int32[N], prompt length of each request, each >= 1.
+        max_new_tokens: int32[N], already limited to the context length; 0 means prefill only.
+        min_new_tokens: int32[N], end tokens are suppressed before that many output tokens.
+        temperature, top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty: float32[N].
+        top_k: int32[N], -1 for the whole vocabulary.
+        seed: int64[N], ``NO_SEED`` where none was given.
+        priority: int64[N], larger is more urgent.
+        flags: uint32[N], ``RequestFlags``.
+        logprob_start: int32[N], first prompt position whose log-probability is wanted, -1 for none.
+        top_logprobs: int32[N], alternatives per position.
+        timeout: float32[N], seconds from admission to the end, 0 for none.
+        token_ids: int32[sum(num_tokens)], the prompts one after another.
+        extras: index of the request in this batch -> its rare parts.
+    """
+
+    key: Int64Array
+    num_tokens: Int32Array
+    max_new_tokens: Int32Array
+    min_new_tokens: Int32Array
+    temperature: Float32Array
+    top_p: Float32Array
+    top_k: Int32Array
+    min_p: Float32Array
+    frequency_penalty: Float32Array
+    presence_penalty: Float32Array
+    repetition_penalty: Float32Array
+    seed: Int64Array
+    priority: Int64Array
+    flags: UInt32Array
+    logprob_start: Int32Array
+    top_logprobs: Int32Array
+    timeout: Float32Array
+    token_ids: Int32Array
+    extras: dict[int, RequestExtras] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+
+class LogprobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities of consecutive positions of one request.
+
+    Attributes:
+        key: the request.
+        prompt: True for prompt positions, False for output tokens.
+        token_ids: int32[P], the token at each position.
+        logprobs: float32[P], its natural-log probability; NaN where there is none (the first prompt token).
+        top_ids, top_logprobs: int32[P, K] and float32[P, K], most likely first; K may be 0.
+        extra_logprobs: float32[P, M], for the request's ``token_ids_logprob``; M may be 0.
+    """
+
+    key: int
+    prompt: bool
+    token_ids: Int32Array
+    logprobs: Float32Array
+    top_ids: Int32Array
+    top_logprobs: Float32Array
+    extra_logprobs: Float32Array
+
+
+@dataclass(slots=True)
+class OutputColumns:
+    """What leaves the engine core after a step: N (request, token) pairs as columns.
+
+    Attributes:
+        key: int64[N].
+        token: int32[N], the new token, or -1 where the row ended without one (abort, time-out, prefill only).
+        finish: uint8[N], ``FinishCode``.
+        matched: int32[N], the stop token for ``STOP_TOKEN``, else -1.
+        cached_tokens: int32[N], prompt tokens found in the prefix cache (same value in every frame of a request).
+        retractions: uint8[N], how often the request was preempted so far (saturating).
+        logprobs: records for the requests that asked for them.
+        messages: key -> text for the rare rows that end with ``ERROR`` or ``TOO_LONG``.
+    """
+
+    key: Int64Array
+    token: Int32Array
+    finish: UInt8Array
+    matched: Int32Array
+    cached_tokens: Int32Array
+    retractions: UInt8Array
+    logprobs: list[LogprobRecord] = field(default_factory=list)
+    messages: dict[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.key)
