@@ -1,0 +1,114 @@
+"""The front's view of one sequence to generate, and of its result so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_lite.types import SamplingParams
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerateRequest:
+    """One sequence to generate (a batch or ``n`` > 1 is several of these).
+
+    Exactly one of ``text`` and ``input_ids`` is set; both are already validated for type.
+
+    Attributes:
+        request_id: what the client calls it (``rid``); unique among live requests.
+        logprob_start_len: first prompt position to score, -1 for none.
+        namespace: prefix-cache name space (``cache_salt`` and ``extra_key``).
+        timeout: seconds until the request is ended, None for the server's default.
+    """
+
+    request_id: str
+    text: str | None = None
+    input_ids: list[int] | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    add_special_tokens: bool = True
+    stream: bool = False
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: int = 0
+    token_ids_logprob: tuple[int, ...] = ()
+    priority: int = 0
+    namespace: str = ""
+    timeout: float | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class FinishReason:
+    """Why a sequence ended.
+
+    Attributes:
+        type: "stop", "length" or "abort".
+        matched: stop token id, stop string or stop pattern for "stop".
+        length: the limit that was reached, for "length".
+        message, status_code, err_type: for "abort"; ``status_code`` None means that the client asked for it.
+    """
+
+    type: str
+    matched: int | str | None = None
+    length: int | None = None
+    message: str | None = None
+    status_code: int | None = None
+    err_type: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The object SGLang puts into ``meta_info.finish_reason``."""
+        if self.type == "stop":
+            return {"type": "stop", "matched": self.matched}
+        if self.type == "length":
+            return {"type": "length", "length": self.length}
+        body: dict[str, Any] = {"type": "abort", "message": self.message}
+        if self.status_code is not None:
+            body["status_code"] = self.status_code
+            body["err_type"] = self.err_type
+        return body
+
+
+@dataclass(slots=True, frozen=True)
+class TokenLogprobs:
+    """Log-probabilities of one position.
+
+    Attributes:
+        token_id, logprob: the token; ``logprob`` None for the first prompt token.
+        top: (logprob, token id), most likely first.
+        extra: (logprob, token id) for the requested ids.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[float, int], ...] = ()
+    extra: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(slots=True)
+class GenerationOutput:
+    """The state of a sequence when it was looked at: everything is cumulative.
+
+    A reader that wants deltas remembers how much of ``text``, ``output_ids`` and ``output_logprobs`` it has seen.
+    ``text`` only ever grows by appending: held-back characters (an incomplete code point, a possible start of a stop
+    string) are not in it.
+
+    Attributes:
+        text: stable output text so far.
+        output_ids: all output tokens so far (a live list: do not modify, remember lengths instead).
+        completion_tokens: output tokens counted, the end token included.
+        cached_tokens: prompt tokens served from the prefix cache.
+        input_logprobs, output_logprobs: when asked for.
+    """
+
+    request_id: str
+    text: str
+    output_ids: list[int]
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    retractions: int = 0
+    input_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    output_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    received_at: float = 0.0
+    first_token_at: float | None = None
+    finished_at: float | None = None
