@@ -1,0 +1,315 @@
+"""``ServerConfig``: every option of the server, typed, with its flag, default and meaning in one place.
+
+The command line, the environment (``SGLANG_LITE_PORT``), a YAML file (``--config``), ``--help`` and
+``/server_info`` are all made from this class, so they cannot drift apart. ``configuration.loading`` builds one from
+those sources; a program builds one directly: ``ServerConfig(model_path="demo", device="cpu")``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+from sglang_lite.configuration import values
+from sglang_lite.configuration.option import Option, OptionSpec
+
+DEVICES = ("auto", "cpu", "cuda", "metal", "rocm", "musa", "xpu", "npu", "hpu")
+KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16", "float32", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1")
+DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+LOAD_BALANCE_METHODS = ("auto", "follow_bootstrap_room", "round_robin", "total_requests", "total_tokens")
+TRANSFER_BACKENDS = ("mooncake", "mooncake_tcp", "nixl", "ascend", "mori")
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+DEFAULT_RESERVED_SLOTS = 512
+"""Token slots of the pool in a prefill/decode mode when ``--num-reserved-decode-tokens`` is not set."""
+
+_SECRETS = ("api_key", "admin_api_key")
+
+_MODEL = "Model and tokenizer"
+_HTTP = "HTTP server"
+_GRPC = "gRPC"
+_MEMORY = "Memory and scheduling"
+_DEVICE = "Devices and parallelism"
+_PD = "Prefill/decode disaggregation"
+_OBSERVE = "Observability"
+
+Text = str | None
+Integer = int | None
+Number = float | None
+
+
+class ServerConfig(BaseModel):
+    """All options of a server. ``None`` means that the value is decided later (model, memory or mode).
+
+    Frozen: ``resolved()`` returns a changed copy.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    # Model and tokenizer
+    model_path: Annotated[
+        Text, Option(_MODEL, "Model directory, Hugging Face repository id, or 'demo'.", aliases=("model",))
+    ] = None
+    tokenizer_path: Annotated[Text, Option(_MODEL, "Tokenizer directory; default: the model path.")] = None
+    skip_tokenizer_init: Annotated[
+        bool, Option(_MODEL, "Load no tokenizer: requests carry input_ids and get output_ids.")
+    ] = False
+    served_model_name: Annotated[Text, Option(_MODEL, "Name in /v1/models; default: the model path.")] = None
+    revision: Annotated[Text, Option(_MODEL, "Revision of a Hugging Face repository.")] = None
+    weight_version: Annotated[str, Option(_MODEL, "Version text of the weights, reported in replies.")] = "default"
+    context_length: Annotated[
+        Integer, Option(_MODEL, "Longest sequence; default: the model's.", convert=values.human_integer, minimum=1)
+    ] = None
+    dtype: Annotated[str, Option(_MODEL, "Weights and activations; auto is float32 on CPU.", choices=DTYPES)] = "auto"
+    kv_cache_dtype: Annotated[
+        str, Option(_MODEL, "Elements of the KV pool.", choices=KV_CACHE_DTYPES, convert=values.lower_text)
+    ] = "auto"
+    chat_template: Annotated[
+        Text, Option(_MODEL, "File with a jinja2 chat template to use instead of the model's.")
+    ] = None
+    default_chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Option(_MODEL, "JSON object of chat template variables.", convert=values.json_object)
+    ] = None
+    sampling_defaults: Annotated[
+        str,
+        Option(_MODEL, "Default sampling: from generation_config.json or OpenAI's.", choices=("model", "openai")),
+    ] = "model"
+    preferred_sampling_params: Annotated[
+        dict[str, Any] | None,
+        Option(_MODEL, "JSON object merged under every request's sampling parameters.", convert=values.json_object),
+    ] = None
+
+    # HTTP server
+    host: Annotated[str, Option(_HTTP, "Address to bind.")] = "127.0.0.1"
+    port: Annotated[int, Option(_HTTP, "Port to bind.", convert=values.port, minimum=0, maximum=65535)] = 30000
+    api_key: Annotated[Text, Option(_HTTP, "Bearer key of the normal endpoints.")] = None
+    admin_api_key: Annotated[Text, Option(_HTTP, "Bearer key of the administration endpoints.")] = None
+    skip_server_warmup: Annotated[bool, Option(_HTTP, "Report ready without a generation of its own first.")] = False
+    allow_auto_truncate: Annotated[bool, Option(_HTTP, "Cut over-long prompts instead of answering 400.")] = False
+    stream_interval: Annotated[
+        int, Option(_HTTP, "Send a stream chunk every N tokens.", convert=values.integer, minimum=1)
+    ] = 1
+    incremental_streaming_output: Annotated[
+        bool, Option(_HTTP, "/generate chunks carry only the new text and ids.")
+    ] = False
+    enable_cache_report: Annotated[bool, Option(_HTTP, "Report cached tokens in OpenAI usage.")] = False
+    drain_timeout: Annotated[
+        float, Option(_HTTP, "Seconds that running requests get after SIGTERM.", convert=values.number, minimum=0)
+    ] = 30.0
+    watchdog_timeout: Annotated[
+        float,
+        Option(
+            _HTTP, "Seconds after which a stuck step ends the server; 0 is never.", convert=values.number, minimum=0
+        ),
+    ] = 300.0
+    request_waiting_timeout: Annotated[
+        Number, Option(_HTTP, "Seconds a request may wait in the queue.", convert=values.number, more_than=0)
+    ] = None
+    request_running_timeout: Annotated[
+        Number, Option(_HTTP, "Seconds a request may take in all.", convert=values.number, more_than=0)
+    ] = None
+
+    # gRPC
+    grpc_mode: Annotated[bool, Option(_GRPC, "Serve gRPC instead of HTTP.", aliases=("smg-grpc-mode",))] = False
+    smg_http_sidecar_port: Annotated[
+        Integer,
+        Option(
+            _GRPC,
+            "HTTP port beside the gRPC server; default: the gRPC port + 1.",
+            aliases=("grpc-http-sidecar-port",),
+            convert=values.port,
+            minimum=0,
+            maximum=65535,
+        ),
+    ] = None
+
+    # Memory and scheduling
+    page_size: Annotated[int, Option(_MEMORY, "Token slots of a KV page.", convert=values.integer, minimum=0)] = 16
+    max_total_tokens: Annotated[
+        Integer, Option(_MEMORY, "Token slots of the KV pool.", convert=values.human_integer, minimum=0)
+    ] = None
+    mem_fraction_static: Annotated[
+        Number,
+        Option(_MEMORY, "Share of memory for weights and KV pool.", convert=values.number, more_than=0, maximum=1),
+    ] = None
+    num_reserved_decode_tokens: Annotated[
+        Integer,
+        Option(
+            _MEMORY,
+            f"Token slots of the pool in a prefill/decode mode ({DEFAULT_RESERVED_SLOTS}) or, when set, on CPU.",
+            convert=values.human_integer,
+            minimum=0,
+        ),
+    ] = None
+    max_running_requests: Annotated[
+        Integer, Option(_MEMORY, "Most requests running at once.", convert=values.integer, minimum=1)
+    ] = None
+    max_queued_requests: Annotated[
+        Integer, Option(_MEMORY, "Most requests waiting; more are refused.", convert=values.integer, minimum=0)
+    ] = None
+    max_prefill_tokens: Annotated[
+        int, Option(_MEMORY, "Most uncached prompt tokens admitted at once.", convert=values.human_integer, minimum=1)
+    ] = 16384
+    chunked_prefill_size: Annotated[
+        Integer,
+        Option(
+            _MEMORY,
+            "Most prompt tokens of one step; -1 does not cut prompts.",
+            convert=values.human_integer,
+            minimum=-1,
+        ),
+    ] = None
+    prefill_max_requests: Annotated[
+        Integer, Option(_MEMORY, "Most prompts of one step.", convert=values.integer, minimum=1)
+    ] = None
+    schedule_policy: Annotated[
+        str, Option(_MEMORY, "Order of waiting requests.", choices=("fcfs", "lpm", "priority"))
+    ] = "fcfs"
+    enable_priority_scheduling: Annotated[
+        bool, Option(_MEMORY, "Order by request priority (same as --schedule-policy priority).")
+    ] = False
+    schedule_low_priority_values_first: Annotated[bool, Option(_MEMORY, "Smaller priority values go first.")] = False
+    max_wait_ms: Annotated[
+        float,
+        Option(_MEMORY, "Longest wait for more requests to batch with when idle.", convert=values.number, minimum=0),
+    ] = 0.0
+    disable_radix_cache: Annotated[bool, Option(_MEMORY, "No prefix caching.")] = False
+    radix_eviction_policy: Annotated[
+        str, Option(_MEMORY, "Eviction order of the prefix cache.", choices=("lru", "lfu", "fifo", "priority"))
+    ] = "lru"
+    disable_overlap_schedule: Annotated[bool, Option(_MEMORY, "Plan a step only after the one before it.")] = False
+    random_seed: Annotated[Integer, Option(_MEMORY, "Seed of sampling.", convert=values.integer)] = None
+
+    # Devices and parallelism
+    device: Annotated[
+        str,
+        Option(_DEVICE, "Device; auto never falls back to cpu.", choices=DEVICES, convert=values.device_name),
+    ] = "auto"
+    tp_size: Annotated[
+        int,
+        Option(
+            _DEVICE,
+            "Tensor parallel size.",
+            aliases=("tensor-parallel-size", "tp"),
+            convert=values.integer,
+            minimum=1,
+        ),
+    ] = 1
+    dp_size: Annotated[
+        int,
+        Option(_DEVICE, "Replicas.", aliases=("data-parallel-size", "dp"), convert=values.integer, minimum=1),
+    ] = 1
+    load_balance_method: Annotated[str, Option(_DEVICE, "How replicas are chosen.", choices=LOAD_BALANCE_METHODS)] = (
+        "auto"
+    )
+    nnodes: Annotated[int, Option(_DEVICE, "Nodes.", convert=values.integer, minimum=1)] = 1
+    node_rank: Annotated[int, Option(_DEVICE, "Rank of this node.", convert=values.integer, minimum=0)] = 0
+    dist_init_addr: Annotated[Text, Option(_DEVICE, "host:port of rank 0.", aliases=("nccl-init-addr",))] = None
+    base_gpu_id: Annotated[int, Option(_DEVICE, "First device ordinal.", convert=values.integer, minimum=0)] = 0
+    gpu_id_step: Annotated[int, Option(_DEVICE, "Step between device ordinals.", convert=values.integer, minimum=1)] = 1
+
+    # Prefill/decode disaggregation
+    disaggregation_mode: Annotated[str, Option(_PD, "Role.", choices=("null", "prefill", "decode"))] = "null"
+    disaggregation_transfer_backend: Annotated[str, Option(_PD, "KV transport.", choices=TRANSFER_BACKENDS)] = (
+        "mooncake"
+    )
+    disaggregation_bootstrap_port: Annotated[
+        int, Option(_PD, "Port of the bootstrap server.", convert=values.port, minimum=0, maximum=65535)
+    ] = 8998
+    disaggregation_mooncake_rpc_port: Annotated[
+        int, Option(_PD, "Port of the transfer engine; 0 is any.", convert=values.port, minimum=0, maximum=65535)
+    ] = 0
+    disaggregation_ib_device: Annotated[Text, Option(_PD, "InfiniBand devices.")] = None
+    disaggregation_zmq_ports: Annotated[Text, Option(_PD, "Ports N or A-B.", convert=values.port_range)] = None
+    disaggregation_decode_polling_interval: Annotated[
+        int, Option(_PD, "Transfer polls per request.", convert=values.integer, minimum=1)
+    ] = 1
+    disaggregation_decode_enable_radix_cache: Annotated[bool, Option(_PD, "Prefix cache on decode.")] = False
+    disaggregation_decode_enable_offload_kvcache: Annotated[bool, Option(_PD, "Offload KV on decode.")] = False
+    engine_info_bootstrap_port: Annotated[
+        int, Option(_PD, "Port of the engine information service.", convert=values.port, minimum=0, maximum=65535)
+    ] = 6789
+
+    # Observability
+    log_level: Annotated[str, Option(_OBSERVE, "Log level.", choices=LOG_LEVELS, convert=values.lower_text)] = "info"
+    enable_metrics: Annotated[bool, Option(_OBSERVE, "Serve /metrics and timings in meta_info.")] = False
+
+    # Options of the command line that are no option of this class
+    unknown_flags: dict[str, str | bool] = {}
+    """Options that nobody knows, kept for /server_info: name with dashes -> its word, or True."""
+    ignored_flags: dict[str, Any] = {}
+    """Known SGLang options without effect here: name with dashes -> value."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_option(cls, value: Any, info: ValidationInfo) -> Any:
+        option = _option_of(cls, info.field_name or "")
+        return value if option is None else _checked(option, value, cls.model_fields[info.field_name or ""].annotation)
+
+    @classmethod
+    def option_specs(cls) -> list[OptionSpec]:
+        """Every option with its name and default, in order of declaration."""
+        specs = []
+        for name, info in cls.model_fields.items():
+            option = _option_of(cls, name)
+            if option is not None:
+                specs.append(OptionSpec(name, option, info.default, is_flag=info.annotation is bool))
+        return specs
+
+    def resolved(self, **changes: Any) -> Self:
+        """A copy with ``changes`` applied and validated."""
+        return self.model_validate({**self.model_dump(), **changes})
+
+    def to_json(self) -> str:
+        """The whole configuration as JSON text, secrets included: for the core process only."""
+        return self.model_dump_json()
+
+    @classmethod
+    def from_json(cls, document: str | bytes) -> Self:
+        """The inverse of ``to_json``; reads neither environment nor files."""
+        return cls.model_validate_json(document)
+
+    def public(self) -> dict[str, Any]:
+        """The configuration as ``/server_info`` shows it: without keys, secrets blanked when set."""
+        shown = self.model_dump(mode="json")
+        for name in _SECRETS:
+            if shown[name] is not None:
+                shown[name] = "******"
+        return shown
+
+    @property
+    def public_name(self) -> str:
+        """Name of the model in the API: ``served_model_name``, else the model path."""
+        return self.served_model_name or self.model_path or ""
+
+    @property
+    def effective_tokenizer_path(self) -> str:
+        """Where the tokenizer lies: ``tokenizer_path``, else the model path."""
+        return self.tokenizer_path or self.model_path or ""
+
+    @property
+    def reserved_slots(self) -> int:
+        """Token slots that a prefill/decode mode gives the pool."""
+        if self.num_reserved_decode_tokens is None:
+            return DEFAULT_RESERVED_SLOTS
+        return self.num_reserved_decode_tokens
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """True in prefill and decode mode."""
+        return self.disaggregation_mode != "null"
+
+
+def _option_of(model: type[BaseModel], name: str) -> Option | None:
+    info = model.model_fields.get(name)
+    if info is None:
+        return None
+    return next((item for item in info.metadata if isinstance(item, Option)), None)
+
+
+def _checked(option: Option, value: Any, annotation: Any) -> Any:
+    """Convert text of any source; a boolean's text means the same everywhere."""
+    if annotation is bool and isinstance(value, str):
+        return values.boolean(value)
+    return option.check(value)
