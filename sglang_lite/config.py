@@ -310,6 +310,8 @@ def _option_of(model: type[BaseModel], name: str) -> Option | None:
 
 def _checked(option: Option, value: Any, annotation: Any) -> Any:
     """Convert text of any source; a boolean's text means the same everywhere."""
-    if annotation is bool and isinstance(value, str):
-        return values.boolean(value)
+    if annotation is bool:
+        return values.boolean(value) if isinstance(value, str) else value
+    if isinstance(value, bool):
+        raise ValueError(f"invalid value: {value} (the option takes a value, it is no switch)")
     return option.check(value)

@@ -12,8 +12,8 @@ from typing import Any
 
 Converter = Callable[[str], Any]
 
-_DECIMAL_FACTOR = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BINARY_FACTOR = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_DECIMAL_FACTOR: dict[str, int] = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY_FACTOR: dict[str, int] = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _HUMAN_INTEGER = re.compile(r"(?P<number>[+-]?\d+(?:\.\d+)?)(?P<suffix>[kMGT]|[KMGT]i)?")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -46,10 +46,11 @@ def number(value: str) -> float:
 
 def human_integer(value: str) -> int:
     """An integer that may end in k M G T (powers of 1000, decimals allowed) or Ki Mi Gi Ti (powers of 1024)."""
-    match = _HUMAN_INTEGER.fullmatch(value.strip())
+    match: re.Match[str] | None = _HUMAN_INTEGER.fullmatch(value.strip())
     if match is None:
         raise ValueError(f"invalid int value: {value!r} (an integer, or one with a suffix k M G T Ki Mi Gi Ti)")
-    digits, suffix = match["number"], match["suffix"]
+    digits: str = match["number"]
+    suffix: str = match["suffix"] or ""
     if suffix in _BINARY_FACTOR:
         if "." in digits:
             raise ValueError(
@@ -59,7 +60,7 @@ def human_integer(value: str) -> int:
     if "." not in digits:
         return int(digits) * _DECIMAL_FACTOR.get(suffix, 1)
     whole, fraction = digits.split(".")
-    scale = 10 ** len(fraction)
+    scale = int("1" + "0" * len(fraction))
     scaled = int(whole + fraction) * _DECIMAL_FACTOR.get(suffix, 1)
     if scaled % scale:
         raise ValueError(f"invalid int value: {value!r} (not a whole number)")
