@@ -1,0 +1,134 @@
+"""The dense decoder shared by Llama, Mistral, Qwen2 and Qwen3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sglang_lite.adapters.base import AttentionPlan, Operations, PackedLinear
+from sglang_lite.layers.attention import Attention, AttentionShape
+from sglang_lite.layers.mlp import GatedMLP
+from sglang_lite.layers.rotary import RotaryTable
+from sglang_lite.models.dense_names import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
+from sglang_lite.models.description import ModelDescription
+from sglang_lite.models.weight_reader import WeightReader
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """x += attention(norm(x)); x += mlp(norm(x)).
+
+    ``next_norm`` is the norm that follows the layer (the next layer's first, or the final one), so that every
+    residual addition fuses with the norm behind it.
+    """
+
+    attention: Attention
+    post_attention_norm: Tensor
+    mlp: GatedMLP
+    next_norm: Tensor
+
+
+class DenseDecoder:
+    """A decoder-only language model over the paged pool (see ``models.base.CausalLanguageModel``)."""
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        ops: Operations,
+        rotary: RotaryTable,
+        embedding: Tensor,
+        first_norm: Tensor,
+        layers: list[DenseLayer],
+        lm_head: PackedLinear,
+    ) -> None:
+        self.num_layers = description.num_layers
+        self.num_kv_heads = description.num_kv_heads
+        self.head_dim = description.head_dim
+        self.vocab_size = description.vocab_size
+        self._ops = ops
+        self._eps = description.rms_norm_eps
+        self._rotary = rotary
+        self._embedding = embedding
+        self._first_norm = first_norm
+        self._layers = layers
+        self._lm_head = lm_head
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, positions: Tensor, pool: Tensor, plan: AttentionPlan) -> Tensor:
+        """int64[T] ids and positions -> [T, hidden], after the final norm. Writes the tokens' KV into the pool."""
+        add_rms_norm, eps = self._ops.add_rms_norm, self._eps
+        cos, sin = self._rotary.at(positions)
+        residual = self._ops.embedding(token_ids, self._embedding)
+        x = self._ops.rms_norm(residual, self._first_norm, eps)
+        for layer in self._layers:
+            x = layer.attention(x, cos, sin, pool, plan)
+            x, residual = add_rms_norm(x, residual, layer.post_attention_norm, eps)
+            x = layer.mlp(x)
+            x, residual = add_rms_norm(x, residual, layer.next_norm, eps)
+        return x
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, hidden] -> float32[S, vocab]."""
+        return self._lm_head(hidden).float()
+
+
+def build_dense_decoder(
+    description: ModelDescription, reader: WeightReader, ops: Operations, num_positions: int
+) -> DenseDecoder:
+    """Read the weights and hand the matrices to the device's packing.
+
+    Args:
+        description: what the model looks like; its tensors are known to be in the checkpoint.
+        reader: where they are read from.
+        ops: operations of the device the model runs on.
+        num_positions: positions the rotary table covers.
+    """
+    embedding = reader.read(EMBEDDING)
+    first_norm = next_norm = reader.read(f"{layer_prefix(0)}input_layernorm.weight")
+    layers: list[DenseLayer] = []
+    for layer in range(description.num_layers):
+        is_last = layer + 1 == description.num_layers
+        next_norm = reader.read(FINAL_NORM if is_last else f"{layer_prefix(layer + 1)}input_layernorm.weight")
+        layers.append(_build_layer(description, reader, ops, layer, next_norm))
+    lm_head = ops.pack_linear(embedding if description.tie_word_embeddings else reader.read(LM_HEAD), None)
+    rotary = RotaryTable(description.rope, num_positions, ops.device)
+    return DenseDecoder(description, ops, rotary, embedding, first_norm, layers, lm_head)
+
+
+def _build_layer(
+    description: ModelDescription, reader: WeightReader, ops: Operations, layer: int, next_norm: Tensor
+) -> DenseLayer:
+    prefix = layer_prefix(layer)
+
+    def linear(*names: str, has_bias: bool) -> PackedLinear:
+        """Projections of one input, merged into one matrix by rows."""
+        weight = reader.read_merged([f"{prefix}{name}.weight" for name in names])
+        bias = reader.read_merged([f"{prefix}{name}.bias" for name in names]) if has_bias else None
+        return ops.pack_linear(weight, bias)
+
+    has_norms = description.query_key_norm
+    attention = Attention(
+        ops,
+        AttentionShape(
+            num_heads=description.num_heads,
+            num_kv_heads=description.num_kv_heads,
+            head_dim=description.head_dim,
+            scale=description.head_dim**-0.5,
+        ),
+        layer,
+        linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", has_bias=description.qkv_bias),
+        linear("self_attn.o_proj", has_bias=description.output_bias),
+        query_norm=reader.read(f"{prefix}self_attn.q_norm.weight") if has_norms else None,
+        key_norm=reader.read(f"{prefix}self_attn.k_norm.weight") if has_norms else None,
+        norm_eps=description.rms_norm_eps,
+        sliding_window=description.sliding_windows[layer],
+    )
+    mlp = GatedMLP(
+        ops,
+        linear("mlp.gate_proj", "mlp.up_proj", has_bias=description.mlp_bias),
+        linear("mlp.down_proj", has_bias=description.mlp_bias),
+    )
+    return DenseLayer(attention, reader.read(f"{prefix}post_attention_layernorm.weight"), mlp, next_norm)

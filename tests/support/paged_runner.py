@@ -1,0 +1,95 @@
+"""Drives a model step by step over a paged pool, with pages chosen by the test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sglang_lite.adapters.base import AttentionBatch, KVGeometry, Operations
+from sglang_lite.models.base import CausalLanguageModel
+
+
+@dataclass(slots=True)
+class PagedSequence:
+    """A sequence and where its KV is.
+
+    Attributes:
+        pages: pages in order; grows with the sequence.
+        num_tokens: tokens whose KV is in the pool.
+    """
+
+    pages: list[int]
+    num_tokens: int = 0
+
+
+class PagedRunner:
+    """Feeds tokens of several sequences in one step and returns the logits of every token fed."""
+
+    def __init__(
+        self,
+        model: CausalLanguageModel,
+        ops: Operations,
+        page_size: int,
+        num_pages: int = 64,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._model, self._ops = model, ops
+        self._geometry = KVGeometry(num_pages, page_size, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+        shape = (num_pages, model.num_layers, 2, page_size, model.num_kv_heads, model.head_dim)
+        self.pool = torch.full(shape, float("nan"), dtype=dtype)
+        # Handed out in an order that is neither rising nor falling, so that a page index taken for a position shows.
+        self._free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1)).tolist()
+
+    def new_sequence(self) -> PagedSequence:
+        return PagedSequence([])
+
+    def fork(self, sequence: PagedSequence, num_tokens: int) -> PagedSequence:
+        """A sequence that shares the whole pages of the first ``num_tokens`` tokens of another."""
+        num_pages = num_tokens // self._geometry.page_size
+        return PagedSequence(sequence.pages[:num_pages], num_pages * self._geometry.page_size)
+
+    def step(self, work: list[tuple[PagedSequence, list[int]]]) -> list[Tensor]:
+        """Feed tokens to sequences; rows of one token that have a past come first, as decode rows.
+
+        Returns:
+            for each entry of ``work``, float32[tokens, vocab].
+        """
+        is_decode = [sequence.num_tokens > 0 and len(tokens) == 1 for sequence, tokens in work]
+        order = sorted(range(len(work)), key=lambda index: not is_decode[index])
+        size = self._geometry.page_size
+        positions: list[int] = []
+        slots: list[int] = []
+        for index in order:
+            sequence, tokens = work[index]
+            stop = sequence.num_tokens + len(tokens)
+            while len(sequence.pages) * size < stop:
+                sequence.pages.append(self._free.pop())
+            span = range(sequence.num_tokens, stop)
+            positions += span
+            slots += [sequence.pages[position // size] * size + position % size for position in span]
+            sequence.num_tokens = stop
+        hidden = self._forward([work[index] for index in order], sum(is_decode), positions, slots)
+        logits = self._model.logits(hidden).split([len(work[index][1]) for index in order])
+        return [logits[order.index(index)] for index in range(len(work))]
+
+    def _forward(
+        self, work: list[tuple[PagedSequence, list[int]]], num_decode: int, positions: list[int], slots: list[int]
+    ) -> Tensor:
+        size = self._geometry.page_size
+        kv_lens = [sequence.num_tokens for sequence, _ in work]
+        page_table = torch.zeros(len(work), -(-max(kv_lens) // size), dtype=torch.int64)
+        for row, (sequence, _) in enumerate(work):
+            num_pages = -(-sequence.num_tokens // size)
+            page_table[row, :num_pages] = torch.tensor(sequence.pages[:num_pages])
+        batch = AttentionBatch(
+            num_decode=num_decode,
+            query_lens=[len(tokens) for _, tokens in work],
+            kv_lens=kv_lens,
+            slot_mapping=torch.tensor(slots),
+            page_table=page_table,
+        )
+        token_ids = torch.tensor([token for _, tokens in work for token in tokens])
+        plan = self._ops.plan_attention(batch, self._geometry)
+        return self._model.forward(token_ids, torch.tensor(positions), self.pool, plan)

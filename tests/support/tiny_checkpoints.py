@@ -1,0 +1,88 @@
+"""Tiny random checkpoints made with transformers: one directory a case, small enough to build in a test.
+
+The initializer range is ten times the default and every one-dimensional parameter gets noise, because attention that
+is nearly uniform and norms that are all one hide mistakes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@dataclass(frozen=True, slots=True)
+class TinyCase:
+    """A checkpoint: class names in transformers and what differs from ``COMMON``."""
+
+    family: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+CASES: dict[str, TinyCase] = {
+    "llama": TinyCase("Llama"),
+    "llama_biases": TinyCase("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_llama3_rope": TinyCase("Llama", {"rope_parameters": _LLAMA3_ROPE}),
+    "llama_linear_rope": TinyCase(
+        "Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}
+    ),
+    "smollm2": TinyCase(
+        "Llama",
+        {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 48, "tie_word_embeddings": True},
+    ),
+    "mistral": TinyCase("Mistral", {"sliding_window": 8, "head_dim": 16}),
+    "mistral_full": TinyCase("Mistral", {"sliding_window": None}),
+    "qwen2": TinyCase("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2_window": TinyCase("Qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+    "qwen3": TinyCase("Qwen3", {"head_dim": 32}),
+    "qwen3_biases": TinyCase("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    "qwen3_yarn": TinyCase("Qwen3", {"head_dim": 32, "rope_parameters": _YARN_ROPE}),
+}
+
+
+def build_model(case: TinyCase, seed: int = 0) -> PreTrainedModel:
+    """A random float32 model of a case, in evaluation mode."""
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{case.family}Config")(**{**COMMON, **case.options})
+    model: PreTrainedModel = getattr(transformers, f"{case.family}ForCausalLM")(config).eval().float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def save_checkpoint(case: TinyCase, directory: Path, *, max_shard_size: str = "1GB") -> PreTrainedModel:
+    """Write config.json and safetensors of a case and return the model they came from."""
+    model = build_model(case)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    return model
