@@ -1,0 +1,293 @@
+"""The front's side of the sockets: sends commands, dispatches what the core sends, notices its death."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from sglang_lite.engine.frames import (
+    Event,
+    Frame,
+    FrameError,
+    decode_event,
+    encode_control,
+    encode_keys,
+    encode_requests,
+)
+from sglang_lite.engine.info import EngineInfo, LoadSnapshot
+from sglang_lite.engine.launcher import CORE_COMMAND, CoreProcess, describe_exit
+from sglang_lite.engine.messages import (
+    Abort,
+    AbortAll,
+    Failure,
+    Finish,
+    Flush,
+    Load,
+    Pause,
+    PauseMode,
+    Ping,
+    Progress,
+    QueryLoad,
+    Ready,
+    Reply,
+    Resume,
+    Shutdown,
+)
+from sglang_lite.engine.transport import HIGH_WATER_MARK
+from sglang_lite.types import Int64Array, OutputColumns, RequestColumns, StartupError
+
+logger = logging.getLogger(__name__)
+
+CALL_TIMEOUT = 30.0
+"""Seconds a control call waits for the core; a step on a slow machine may take several."""
+
+RETRY_SECONDS = 0.005
+"""Pause before commands that met a full socket queue are offered again."""
+
+FRAMES_PER_WAKEUP = 64
+"""Frames handled before the event loop gets its turn."""
+
+FRONT = 0
+"""Number of this front."""
+
+
+class EngineDeadError(Exception):
+    """The engine core is gone; the message says why."""
+
+
+class EngineClient:
+    """Talks to one engine core.
+
+    Args:
+        on_output: called with the rows of each step.
+        on_load: called with each periodic load report.
+        on_death: called once with the reason when the core is lost, never after ``close``.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_output: Callable[[OutputColumns], None],
+        on_load: Callable[[LoadSnapshot], None],
+        on_death: Callable[[str], None],
+        on_progress: Callable[[str, float], None] | None = None,
+    ) -> None:
+        self._on_output = on_output
+        self._on_load = on_load
+        self._on_death = on_death
+        self._on_progress = on_progress
+        self._loop = asyncio.get_running_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._egress: zmq.Socket[bytes] | None = None
+        self._ingress: zmq.Socket[bytes] | None = None
+        self._process: CoreProcess | None = None
+        self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
+        self._calls: dict[int, asyncio.Future[Reply | Load]] = {}
+        self._call_numbers = itertools.count(1)
+        self._outbox: deque[Frame] = deque()
+        self._retry: asyncio.TimerHandle | None = None
+        self._closing = False
+        self.failure: str | None = None
+
+    async def start(self, config: str, *, timeout: float | None, command: Sequence[str] = CORE_COMMAND) -> EngineInfo:
+        """Start the core and wait until it serves.
+
+        Raises:
+            StartupError: the core refused the configuration, died or was not ready in time. Nothing is left behind.
+        """
+        self._process = CoreProcess(config, command)
+        self._egress = self._context.socket(zmq.PULL)
+        self._egress.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._egress.bind(self._process.egress)
+        self._loop.add_reader(self._egress.getsockopt(zmq.FD), self._drain_egress)
+        try:
+            await self._process.start(self._core_exited)
+            info = await asyncio.wait_for(asyncio.shield(self._ready), timeout)
+        except TimeoutError:
+            await self.close(grace=0.0)
+            raise StartupError(f"the engine core was not ready within {timeout:g} s") from None
+        except BaseException:
+            await self.close(grace=1.0)
+            raise
+        self._ingress = self._context.socket(zmq.PUSH)
+        self._ingress.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._ingress.connect(self._process.ingress)
+        return info
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the core."""
+        return self._process.process_id if self._process is not None else None
+
+    def submit(self, columns: RequestColumns) -> None:
+        """Send new requests."""
+        self._send(encode_requests(columns))
+
+    def finish(self, keys: Sequence[int] | Int64Array) -> None:
+        """Tell the core that the front ended these requests."""
+        self._send(encode_keys(Finish(), keys))
+
+    def abort_nowait(self, keys: Sequence[int]) -> None:
+        """Abort without waiting for the answer (a client went away)."""
+        self._send(encode_keys(Abort(FRONT, 0), keys))
+
+    async def abort(self, keys: Sequence[int]) -> int:
+        """Abort requests; returns how many were live in the core."""
+        return (await self._call(lambda call: encode_keys(Abort(FRONT, call), keys))).count
+
+    async def abort_all(self) -> int:
+        """Abort every request of the core, those of other fronts too; returns their number."""
+        return (await self._call(lambda call: encode_control(AbortAll(FRONT, call)))).count
+
+    async def flush(self, timeout: float) -> bool:
+        """Empty the prefix cache; False when the engine stayed busy for ``timeout`` seconds."""
+        reply = await self._call(lambda call: encode_control(Flush(FRONT, call, timeout)), timeout + CALL_TIMEOUT)
+        return reply.ok
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating."""
+        await self._call(lambda call: encode_control(Pause(FRONT, call, mode)))
+
+    async def resume(self) -> None:
+        """Continue generating."""
+        await self._call(lambda call: encode_control(Resume(FRONT, call)))
+
+    async def ping(self, timeout: float = CALL_TIMEOUT) -> None:
+        """Return once the core's loop has answered."""
+        await self._call(lambda call: encode_control(Ping(FRONT, call)), timeout)
+
+    async def load(self) -> LoadSnapshot:
+        """The core's load now."""
+        call, future = self._new_call()
+        self._send(encode_control(QueryLoad(FRONT, call)))
+        answer = await self._answer(call, future, CALL_TIMEOUT)
+        if not isinstance(answer, Load):
+            raise EngineDeadError(f"the engine core answered a load query with {type(answer).__name__}")
+        return answer.snapshot
+
+    async def close(self, grace: float = 5.0) -> None:
+        """End the core and release sockets and directory. Calls that still wait end with ``EngineDeadError``."""
+        if self._closing:
+            return
+        self._closing = True
+        self._send(encode_control(Shutdown()))
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._process is not None:
+            await self._process.close(grace)
+        self._lose_core("the engine was closed")
+        if self._egress is not None:
+            self._loop.remove_reader(self._egress.getsockopt(zmq.FD))
+            self._egress.close(0)
+        if self._ingress is not None:
+            self._ingress.close(0)
+        self._context.term()
+
+    async def _call(self, encode: Callable[[int], Frame], timeout: float = CALL_TIMEOUT) -> Reply:
+        call, future = self._new_call()
+        self._send(encode(call))
+        answer = await self._answer(call, future, timeout)
+        if not isinstance(answer, Reply):
+            raise EngineDeadError(f"the engine core answered a control call with {type(answer).__name__}")
+        return answer
+
+    def _new_call(self) -> tuple[int, asyncio.Future[Reply | Load]]:
+        if self.failure is not None:
+            raise EngineDeadError(self.failure)
+        call = next(self._call_numbers)
+        future = self._calls[call] = self._loop.create_future()
+        return call, future
+
+    async def _answer(self, call: int, future: asyncio.Future[Reply | Load], timeout: float) -> Reply | Load:
+        try:
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            raise EngineDeadError(f"the engine core did not answer a control call within {timeout:g} s") from None
+        finally:
+            self._calls.pop(call, None)
+
+    def _send(self, frame: Frame) -> None:
+        self._outbox.append(frame)
+        if self._retry is None:
+            self._drain_outbox()
+
+    def _drain_outbox(self) -> None:
+        """Offer queued frames to the socket; what it cannot take waits here, in order."""
+        self._retry = None
+        if self._ingress is None:
+            self._outbox.clear()
+            return
+        while self._outbox:
+            try:
+                self._ingress.send_multipart(self._outbox[0], zmq.NOBLOCK)
+            except zmq.Again:
+                self._retry = self._loop.call_later(RETRY_SECONDS, self._drain_outbox)
+                return
+            self._outbox.popleft()
+
+    def _drain_egress(self) -> None:
+        """Handle what has arrived. The descriptor signals edges only, so what is left over schedules the next turn."""
+        for _ in range(FRAMES_PER_WAKEUP):
+            if self._egress is None or self._egress.closed:
+                return
+            try:
+                frame = self._egress.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._dispatch(decode_event(frame))
+            except FrameError as error:
+                logger.warning("ignored a malformed frame: %s", error)
+        self._loop.call_soon(self._drain_egress)
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case OutputColumns():
+                self._on_output(event)
+            case Reply(call=call) | Load(call=call) if call:
+                future = self._calls.get(call)
+                if future is not None and not future.done():
+                    future.set_result(event)
+            case Load(snapshot=snapshot):
+                self._on_load(snapshot)
+            case Progress(message=message, fraction=fraction):
+                if self._on_progress is not None:
+                    self._on_progress(message, fraction)
+            case Ready(info=info):
+                if not self._ready.done():
+                    self._ready.set_result(info)
+            case Failure(message=message, startup=startup):
+                self._core_failed(message, startup)
+            case _:
+                logger.debug("no one waits for %s", type(event).__name__)
+
+    def _core_failed(self, message: str, startup: bool) -> None:
+        if startup and not self._ready.done():
+            self._ready.set_exception(StartupError(message))
+            return
+        self._lose_core(message)
+
+    def _core_exited(self, code: int) -> None:
+        """The process has ended. Its last words may still be in the socket and say more than the exit code."""
+        self._drain_egress()
+        if not self._ready.done() and not self._closing:
+            self._ready.set_exception(StartupError(f"{describe_exit(code)} before it was ready"))
+        self._lose_core(describe_exit(code))
+
+    def _lose_core(self, reason: str) -> None:
+        if self.failure is not None:
+            return
+        self.failure = reason
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(reason))
+        if not self._closing:
+            logger.error("%s", reason)
+            self._on_death(reason)
+
+

@@ -1,0 +1,204 @@
+"""The engine core: one loop that turns request frames into plans, runs them and sends what they produced."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from sglang_lite.engine.frames import Command, Keys
+from sglang_lite.engine.load import LoadMeter
+from sglang_lite.engine.messages import Abort, AbortAll, Flush, Load, Pause, Ping, QueryLoad, Reply, Resume, Shutdown
+from sglang_lite.engine.transport import Transport
+from sglang_lite.execution.base import ExecutionError, Executor
+from sglang_lite.scheduler import Scheduler
+from sglang_lite.types import OutputColumns, RequestColumns
+
+logger = logging.getLogger(__name__)
+
+MAINTENANCE_PAGES = 256
+"""Pages reclaimed in one slice of maintenance: some tens of microseconds, hidden behind a running step."""
+
+STALLED_WAIT = 0.02
+"""Longest wait in seconds when requests are there but none can be planned; bounds the wake-ups of a stalled engine."""
+
+SHORTEST_WAIT = 0.001
+"""A wait with nothing to do is never shorter, whatever the deadlines say: the loop must not spin."""
+
+
+@dataclass(slots=True)
+class _PendingFlush:
+    """A flush that waits for the engine to run dry, at most until ``deadline`` (seconds of the core's clock)."""
+
+    command: Flush
+    deadline: float
+
+
+class EngineCore:
+    """Drives a scheduler and an executor.
+
+    Args:
+        depth: plans in flight at once: 2 overlaps planning with execution, 1 does not.
+        clock: monotonic time in seconds; the only clock the scheduler ever sees.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        transport: Transport,
+        *,
+        depth: int = 2,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._transport = transport
+        self._depth = depth
+        self._clock = clock
+        self._submitted: deque[int] = deque()
+        self._flushes: list[_PendingFlush] = []
+        self._meter = LoadMeter(clock())
+        self._busy = False
+        self._running = True
+
+    def run(self) -> None:
+        """Serve until a ``Shutdown`` arrives. An exception that leaves this method is a fault of the engine."""
+        while self._running:
+            self.step(self._patience())
+
+    def step(self, patience: float | None) -> None:
+        """One turn of the loop: receive, plan ahead, then finish the oldest plan and send its frame.
+
+        Args:
+            patience: how long to wait for a message, in seconds; None for ever.
+        """
+        for command in self._receive(patience):
+            self._handle(command)
+        self._busy = self._plan_ahead()
+        self._send(self._scheduler.drain_outputs())
+        self._busy |= self._scheduler.maintain(MAINTENANCE_PAGES) > 0
+        if self._submitted:
+            self._send(self._finish_oldest())
+            self._busy = True
+        if self._flushes:
+            self._try_flushes()
+        if self._meter.due(self._clock()):
+            self._transport.send(self._measure(call=0))
+
+    @property
+    def busy(self) -> bool:
+        """The last turn did something, so the next one may have more to do."""
+        return self._busy
+
+    def _plan_ahead(self) -> bool:
+        """Submit plans until ``depth`` are in flight; whether there was one."""
+        planned = False
+        while len(self._submitted) < self._depth:
+            plan = self._scheduler.plan(self._clock())
+            if plan is None:
+                break
+            self._executor.submit(plan)
+            self._submitted.append(plan.step)
+            planned = True
+        return planned
+
+    def _finish_oldest(self) -> OutputColumns:
+        """Wait for the oldest plan and commit it; a failed pass ends the requests of that plan only."""
+        step = self._submitted.popleft()
+        self._meter.steps += 1
+        self._meter.worked()
+        try:
+            output = self._executor.collect()
+        except ExecutionError as error:
+            logger.error("step %d failed: %s", step, error)
+            return self._scheduler.fail(step, str(error), self._clock())
+        return self._scheduler.commit(output, self._clock())
+
+    def _patience(self) -> float | None:
+        """Seconds that the next turn may wait for a message: 0 while busy, None when only a message can help."""
+        if self._busy:
+            return 0.0
+        now = self._clock()
+        moments = [flush.deadline for flush in self._flushes]
+        moments += [moment for moment in (self._scheduler.next_deadline(), self._meter.next_due) if moment is not None]
+        if self._scheduler.has_work or self._flushes:
+            moments.append(now + STALLED_WAIT)
+        return max(SHORTEST_WAIT, min(moments) - now) if moments else None
+
+    def _receive(self, patience: float | None) -> list[Command]:
+        if patience == 0:
+            return self._transport.receive(0)
+        started = self._clock()
+        commands = self._transport.receive(patience)
+        self._meter.idle_seconds += self._clock() - started
+        return commands
+
+    def _handle(self, command: Command) -> None:
+        """Do what a front asked for. Replies go to the front that asked."""
+        now = self._clock()
+        match command:
+            case RequestColumns():
+                self._scheduler.admit(command, now)
+                self._meter.worked()
+            case Keys(header=Abort() as header, keys=keys):
+                self._reply(header, count=self._scheduler.abort(keys, now))
+            case Keys(keys=keys):
+                self._scheduler.finish(keys, now)
+            case AbortAll():
+                self._reply(command, count=self._scheduler.abort_all(now))
+            case Flush():
+                self._flushes.append(_PendingFlush(command, now + max(command.timeout, 0.0)))
+            case Pause():
+                self._scheduler.pause(command.mode, now)
+                self._reply(command)
+            case Resume():
+                self._scheduler.resume()
+                self._reply(command)
+            case QueryLoad():
+                self._transport.send(self._measure(command.call), command.front)
+            case Ping():
+                self._reply(command)
+            case Shutdown():
+                self._running = False
+            case _:
+                assert_never(command)
+
+    def _try_flushes(self) -> None:
+        """Answer the flushes that succeeded or ran out of time.
+
+        When only the overlapped pass of requests that have already ended is in flight, the engine counts as idle:
+        a client that has seen its last stream end may flush at once, so such a flush waits for that pass.
+        """
+        flushed = self._scheduler.flush()
+        now = self._clock()
+        settling = bool(self._submitted) and not self._has_requests()
+        waiting = []
+        for flush in self._flushes:
+            if flushed:
+                self._reply(flush.command)
+            elif now >= flush.deadline and not settling:
+                self._reply(flush.command, ok=False)
+            else:
+                waiting.append(flush)
+        self._flushes = waiting
+
+    def _has_requests(self) -> bool:
+        stats = self._scheduler.stats()
+        return stats.num_running + stats.num_waiting > 0
+
+    def _measure(self, call: int) -> Load:
+        return Load(call, self._meter.measure(self._scheduler.stats(), self._clock()))
+
+    def _reply(
+        self, header: Abort | AbortAll | Flush | Pause | Resume | Ping, *, ok: bool = True, count: int = 0
+    ) -> None:
+        self._transport.send(Reply(header.call, ok, count), header.front)
+
+    def _send(self, columns: OutputColumns) -> None:
+        if len(columns) or columns.logprobs:
+            self._meter.worked()
+            self._transport.send_output(columns)

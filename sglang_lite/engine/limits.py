@@ -1,0 +1,116 @@
+"""Checks of a tokenized request against the model and the pool, before it may reach the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_lite.engine.info import EngineInfo
+from sglang_lite.frontend.request import GenerateRequest
+from sglang_lite.types import Int32Array, RequestError
+
+
+@dataclass(slots=True, frozen=True)
+class PreparedPrompt:
+    """A prompt that fits.
+
+    Attributes:
+        token_ids: int32[T], T >= 1.
+        max_new_tokens: already limited to the context and the pool.
+    """
+
+    token_ids: Int32Array
+    max_new_tokens: int
+
+
+def prepare_prompt(
+    request: GenerateRequest, token_ids: Sequence[int], info: EngineInfo, *, allow_auto_truncate: bool
+) -> PreparedPrompt:
+    """Check ids and lengths of a request.
+
+    Args:
+        token_ids: its prompt, from ``input_ids`` or from the tokenizer.
+        allow_auto_truncate: cut a prompt or an output that is too long instead of refusing the request.
+
+    Raises:
+        RequestError: 400 naming the field and the numbers.
+    """
+    prompt = _checked_ids(token_ids, info.vocab_size)
+    _check_vocabulary(request, info.vocab_size)
+    if allow_auto_truncate:
+        longest = max(1, min(info.context_length, info.max_req_input_len) - 1)
+        prompt = prompt[:longest]
+    if not -1 <= request.logprob_start_len <= len(prompt):
+        raise RequestError(
+            f"logprob_start_len={request.logprob_start_len} is higher than the number of input tokens {len(prompt)}.",
+            field="logprob_start_len",
+        )
+    max_new_tokens = _limited_output(
+        len(prompt), request.sampling.max_new_tokens, info, allow_auto_truncate=allow_auto_truncate
+    )
+    return PreparedPrompt(prompt, max_new_tokens)
+
+
+def _limited_output(prompt_tokens: int, wanted: int | None, info: EngineInfo, *, allow_auto_truncate: bool) -> int:
+    """How many tokens may be generated; ``wanted`` None means as many as fit."""
+    context = info.context_length
+    if prompt_tokens >= context:
+        raise RequestError(
+            f"The input ({prompt_tokens} tokens) is longer than the model's context length ({context} tokens)."
+        )
+    if wanted is not None and prompt_tokens + wanted > context and not allow_auto_truncate:
+        raise RequestError(
+            f"Requested token count exceeds the model's maximum context length of {context} tokens. "
+            f"You requested a total of {prompt_tokens + wanted} tokens: {prompt_tokens} tokens from the input messages "
+            f"and {wanted} tokens for the completion. Please reduce the number of tokens in the input messages or the "
+            f"completion to fit within the limit.",
+            field="max_new_tokens",
+        )
+    if prompt_tokens >= info.max_req_input_len:
+        raise RequestError(
+            f"Input length ({prompt_tokens} tokens) exceeds the maximum allowed length "
+            f"({info.max_req_input_len} tokens). Use a shorter input or enable --allow-auto-truncate."
+        )
+    room = max(0, min(context, info.max_total_tokens) - prompt_tokens)
+    return room if wanted is None else min(wanted, room)
+
+
+def _checked_ids(token_ids: Sequence[int], vocab_size: int) -> Int32Array:
+    if len(token_ids) == 0:
+        raise RequestError("the prompt has no tokens; send at least one character or token id", field="input_ids")
+    try:
+        ids = np.asarray(token_ids, np.int64)
+    except (OverflowError, ValueError, TypeError):
+        raise RequestError(
+            f"input_ids must be a list of integers in [0, {vocab_size - 1}]", field="input_ids"
+        ) from None
+    outside = (ids < 0) | (ids >= vocab_size)
+    if outside.any():
+        position = int(outside.argmax())
+        raise RequestError(
+            f"input_ids[{position}] is {int(ids[position])}; token ids must be in [0, {vocab_size - 1}].",
+            field="input_ids",
+        )
+    return ids.astype(np.int32)
+
+
+def _check_vocabulary(request: GenerateRequest, vocab_size: int) -> None:
+    """Ids in the parameters must exist. The bias message is SGLang's, word for word."""
+    biased = _first_outside(request.sampling.logit_bias or (), vocab_size)
+    if biased is not None:
+        raise RequestError(
+            f"logit_bias must has keys in [0, {vocab_size - 1}], got {biased}.", field="logit_bias"
+        )
+    for name, ids in (
+        ("stop_token_ids", request.sampling.stop_token_ids),
+        ("token_ids_logprob", request.token_ids_logprob),
+    ):
+        outside = _first_outside(ids, vocab_size)
+        if outside is not None:
+            raise RequestError(f"{name} must be in [0, {vocab_size - 1}], got {outside}.", field=name)
+
+
+def _first_outside(ids: Iterable[int], vocab_size: int) -> int | None:
+    return next((token for token in ids if not 0 <= token < vocab_size), None)

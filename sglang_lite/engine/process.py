@@ -1,0 +1,107 @@
+"""The engine core process: ``python -m sglang_lite.engine.process``, started by ``launcher.CoreProcess``.
+
+Standard input carries one ``LaunchMessage`` and then stays open for as long as the front lives: its end means that
+the front is gone, whatever killed it, and the core leaves at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from sglang_lite.engine.build import CoreParts, build_core_parts
+from sglang_lite.engine.core import EngineCore
+from sglang_lite.engine.launch import LaunchMessage
+from sglang_lite.engine.messages import Failure, Progress, Ready
+from sglang_lite.engine.transport import ZmqTransport
+from sglang_lite.types import StartupError
+
+logger = logging.getLogger(__name__)
+
+EXIT_STARTUP_FAILURE = 1
+EXIT_FAULT = 70
+EXIT_ORPHANED = 75
+
+FAREWELL_SECONDS = 2.0
+"""How long the last message of a core may take to leave."""
+
+Report = Callable[[str, float], None]
+Build = Callable[[str, Report], CoreParts]
+"""Makes the parts of a core from a configuration (JSON), reporting progress (message, fraction)."""
+
+
+def main(build: Build = build_core_parts) -> int:
+    """Run a core until the front ends it. Returns the exit code of the process.
+
+    Args:
+        build: how scheduler and executor come to be; tests and benchmarks put a null executor here.
+    """
+    # A terminal or a service manager signals the whole group. The front drains first and then tells the core.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(levelname)s %(name)s: %(message)s")
+    launch = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=LaunchMessage)
+    threading.Thread(target=_leave_with_front, args=(launch.directory,), name="front-watch", daemon=True).start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    transport = ZmqTransport(context, launch.ingress, launch.egress)
+    try:
+        return _serve(launch, transport, build)
+    finally:
+        transport.close(linger=FAREWELL_SECONDS)
+        context.term()
+
+
+def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
+    started = time.monotonic()
+    try:
+        parts = build(launch.config, lambda message, fraction: transport.send(Progress(message, fraction)))
+    except StartupError as error:
+        transport.send(Failure(str(error), startup=True))
+        return EXIT_STARTUP_FAILURE
+    except Exception as error:  # whatever it is, the person who waits for the start must learn of it
+        logger.exception("the engine core could not be built")
+        transport.send(Failure(f"internal error while starting: {type(error).__name__}: {error}", startup=True))
+        return EXIT_FAULT
+    info = parts.info
+    seconds = {**info.startup_seconds, "total": time.monotonic() - started}
+    transport.send(Ready(msgspec.structs.replace(info, process_id=os.getpid(), startup_seconds=seconds)))
+    try:
+        EngineCore(parts.scheduler, parts.executor, transport, depth=parts.depth).run()
+    except Exception as error:  # a fault of the engine: nobody may be left waiting for an answer
+        logger.exception("the engine core failed")
+        transport.send(Failure(f"engine core failed: {type(error).__name__}: {error}", startup=False))
+        return EXIT_FAULT
+    parts.executor.close()
+    return 0
+
+
+def _read_line(descriptor: int) -> bytes:
+    """The bytes up to the first newline. Reads the descriptor itself, so that nothing stays in a buffer."""
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        chunk = os.read(descriptor, 65536)
+        if not chunk:
+            break
+        received += chunk
+    return bytes(received)
+
+
+def _leave_with_front(directory: str) -> None:
+    """Wait for the end of standard input, then end this process whatever it is doing."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(EXIT_ORPHANED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
