@@ -1,0 +1,243 @@
+"""Checks before anything is started: options that exclude each other, device, model directory, tokenizer, port.
+
+The checks run in the order of their cost and none loads torch, so that a wrong start ends within a second and before
+weights are read, a process is started or a port is bound.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import logging
+import socket
+from pathlib import Path
+
+from sglang_lite import demo_model
+from sglang_lite.config import ServerConfig
+from sglang_lite.configuration import values
+from sglang_lite.models.description import read_description
+from sglang_lite.models.registry import check_checkpoint
+from sglang_lite.models.repository import resolve_model_path
+from sglang_lite.observability.progress import ProgressLine
+from sglang_lite.types import StartupError
+
+REGISTERED_PROVIDERS = ("cpu",)
+"""Devices with an implementation behind ``adapters`` in this release."""
+
+_ACCELERATORS = ("cuda", "rocm", "metal", "musa", "xpu", "npu", "hpu")
+_CPU_DTYPES = ("auto", "float", "float32", "bfloat16")
+_CPU_KV_DTYPES = ("auto", "float32", "bf16", "bfloat16")
+_TRANSFER_MODULES = {"mooncake": "mooncake", "mooncake_tcp": "mooncake", "nixl": "nixl"}
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(config: ServerConfig) -> ServerConfig:
+    """Check a configuration and settle what is decided before the engine: local paths, the public name, the policy.
+
+    The result has ``model_path`` as a local directory and ``served_model_name`` as the user named the model; preparing
+    it again changes nothing. Makes the demo model and downloads repositories when they are asked for. Opens no socket.
+
+    Raises:
+        StartupError: the configuration cannot be served; says what, where, what is allowed and what to do.
+    """
+    check_options(config)
+    check_device(config)
+    directory = local_model_directory(config)
+    description = read_description(directory)
+    check_checkpoint(directory, description)
+    tokenizer_path = _tokenizer_directory(config, directory)
+    return config.resolved(
+        model_path=str(directory),
+        served_model_name=config.public_name,
+        tokenizer_path=tokenizer_path,
+        load_balance_method=_load_balance_method(config),
+        schedule_policy="priority" if config.enable_priority_scheduling else config.schedule_policy,
+    )
+
+
+def check_options(config: ServerConfig) -> None:
+    """Options that are wrong whatever the machine and the model are.
+
+    Raises:
+        StartupError: names the options and their values.
+    """
+    _check_pool(config)
+    _check_grpc(config)
+    if config.served_model_name is not None and ":" in config.served_model_name:
+        raise StartupError(
+            f"--served-model-name {config.served_model_name!r} must not contain ':' (it separates an adapter's name)"
+        )
+    if config.chat_template is not None and not Path(config.chat_template).is_file():
+        raise StartupError(f"--chat-template: no such file: {config.chat_template}; pass the path of a jinja2 template")
+    if config.nnodes > 1 and (config.tp_size % config.nnodes or config.node_rank >= config.nnodes):
+        raise StartupError(
+            f"--nnodes {config.nnodes} must divide --tp-size {config.tp_size}, and --node-rank {config.node_rank} "
+            f"must be below it"
+        )
+    if config.is_disaggregated:
+        _check_disaggregation(config)
+    if config.dp_size > 1:
+        raise StartupError(
+            f"--dp-size {config.dp_size}: replicas in one server are not supported yet; start one server per replica"
+        )
+
+
+def check_device(config: ServerConfig) -> None:
+    """The device must have a provider and take the types asked for.
+
+    Raises:
+        StartupError: names every device that was tried and why it cannot be used.
+    """
+    if config.device == "auto":
+        attempts = "; ".join(f"{device}: {reason}" for device, reason in unavailable_devices().items())
+        raise StartupError(
+            f"--device auto: no executable production backend detected ({attempts}). auto never falls back to the CPU "
+            f"reference: pass --device cpu to run on the CPU"
+        )
+    if config.device not in REGISTERED_PROVIDERS:
+        raise StartupError(
+            f"--device {config.device}: {_why_unavailable(config.device)}; provider not registered, "
+            f"registered: {', '.join(REGISTERED_PROVIDERS)}"
+        )
+    if config.tp_size > 1:
+        raise StartupError(f"--device cpu: the CPU reference supports only tp_size=1, requested {config.tp_size}")
+    if config.dtype not in _CPU_DTYPES:
+        raise StartupError(f"--device cpu does not support --dtype {config.dtype}; use one of {', '.join(_CPU_DTYPES)}")
+    if config.kv_cache_dtype not in _CPU_KV_DTYPES:
+        raise StartupError(
+            f"--device cpu does not support --kv-cache-dtype {config.kv_cache_dtype}; "
+            f"use one of {', '.join(_CPU_KV_DTYPES)}"
+        )
+
+
+def unavailable_devices() -> dict[str, str]:
+    """Every accelerator and why nothing can run on it."""
+    return {device: _why_unavailable(device) for device in _ACCELERATORS}
+
+
+def local_model_directory(config: ServerConfig) -> Path:
+    """The directory of the model; makes the demo model when its name is asked for.
+
+    Raises:
+        StartupError: there is no such model, or it cannot be made or fetched.
+    """
+    if not config.model_path:
+        raise StartupError("no model: pass --model-path with a directory, a Hugging Face repository id, or 'demo'")
+    if config.model_path == demo_model.DEMO_NAME:
+        with ProgressLine("Converting the demo model") as progress:
+            return demo_model.materialize_in_cache(progress.update)
+    return resolve_model_path(config.model_path, revision=config.revision)
+
+
+def check_port(config: ServerConfig) -> None:
+    """Fail early when the port is taken; the port is not kept. Port 0 means any free one.
+
+    Raises:
+        StartupError: names host, port and the cause.
+    """
+    if config.port == 0:
+        return
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise StartupError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose another --host or --port"
+        ) from error
+
+
+def _check_pool(config: ServerConfig) -> None:
+    page_size = config.page_size
+    if page_size < 1:
+        raise StartupError(f"--page-size {page_size}: must be at least 1")
+    if config.max_total_tokens is not None and config.max_total_tokens < page_size:
+        raise StartupError(
+            f"--max-total-tokens {config.max_total_tokens} holds no page of --page-size {page_size}; give at least one"
+        )
+    chunk = config.chunked_prefill_size
+    if chunk == 0 or (chunk is not None and chunk > 0 and chunk % page_size):
+        raise StartupError(f"--chunked-prefill-size {chunk} must be -1 or a multiple of --page-size {page_size}")
+    if config.is_disaggregated or (config.device == "cpu" and config.num_reserved_decode_tokens is not None):
+        slots = config.reserved_slots
+        if slots < 1 or slots % page_size:
+            raise StartupError(
+                f"--num-reserved-decode-tokens: {slots} token slots are not divisible by --page-size {page_size}; "
+                f"choose a multiple"
+            )
+
+
+def _check_grpc(config: ServerConfig) -> None:
+    if not config.grpc_mode:
+        return
+    sidecar = config.smg_http_sidecar_port
+    if sidecar is None and config.port == 65535:
+        raise StartupError(
+            "--grpc-mode with --port 65535: the HTTP sidecar would be port 65536; pass --smg-http-sidecar-port"
+        )
+    if sidecar is not None and sidecar == config.port:
+        raise StartupError(f"--smg-http-sidecar-port {sidecar} must differ from --port {config.port}")
+    raise StartupError("--grpc-mode is not supported yet: remove it to serve HTTP")
+
+
+def _check_disaggregation(config: ServerConfig) -> None:
+    mode, backend = config.disaggregation_mode, config.disaggregation_transfer_backend
+    if config.kv_cache_dtype == "fp4_e2m1":
+        raise StartupError("--kv-cache-dtype fp4_e2m1: needs model metadata for its scales; use auto or bfloat16")
+    ranks = config.dp_size * config.tp_size
+    if mode == "prefill" and config.disaggregation_zmq_ports is not None:
+        count = len(values.ports_of(config.disaggregation_zmq_ports))
+        if count != ranks:
+            raise StartupError(
+                f"--disaggregation-zmq-ports {config.disaggregation_zmq_ports} names {count} ports, "
+                f"expected {ranks} (dp_size {config.dp_size} x tp_size {config.tp_size})"
+            )
+    module = _TRANSFER_MODULES.get(backend)
+    if module is None:
+        raise StartupError(
+            f"--disaggregation-transfer-backend {backend} is not supported for --disaggregation-mode {mode}; "
+            f"supported: {', '.join(_TRANSFER_MODULES)}"
+        )
+    if importlib.util.find_spec(module) is None:
+        raise StartupError(
+            f"--disaggregation-transfer-backend {backend}: transfer engine unavailable, the Python module {module!r} "
+            f"is not installed"
+        )
+    raise StartupError(f"--disaggregation-mode {mode} is not supported yet: remove it to serve prefill and decode here")
+
+
+def _why_unavailable(device: str) -> str:
+    """Why nothing can run on a device now."""
+    if device != "cuda":
+        return "no provider"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no CUDA driver (libcuda.so.1 cannot be loaded)"
+    status = int(driver.cuInit(0))
+    if status:
+        return f"the CUDA driver does not initialise (cuInit returned {status})"
+    return "a CUDA device is present, but this release has no CUDA provider yet"
+
+
+def _tokenizer_directory(config: ServerConfig, model_directory: Path) -> str | None:
+    """The local tokenizer directory, or None when it is the model's or none is wanted."""
+    directory = model_directory
+    if config.tokenizer_path is not None:
+        directory = resolve_model_path(config.tokenizer_path)
+    if not config.skip_tokenizer_init and not (directory / "tokenizer.json").is_file():
+        raise StartupError(
+            f"tokenizer not found: there is no tokenizer.json in {directory}; pass --tokenizer-path with a directory "
+            f"that has one, or --skip-tokenizer-init to serve token ids only"
+        )
+    return None if config.tokenizer_path is None else str(directory)
+
+
+def _load_balance_method(config: ServerConfig) -> str:
+    if config.load_balance_method != "auto":
+        return config.load_balance_method
+    return "follow_bootstrap_room" if config.disaggregation_mode == "prefill" else "round_robin"
