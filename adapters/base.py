@@ -12,6 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sglang_lite.types import Int32Array
+
+
+class OperationInputError(ValueError):
+    """Arguments that an operation cannot work on, found before anything was computed or written."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
@@ -50,6 +56,9 @@ class AttentionBatch:
         kv_lens: list[int] of length B, sequence length after this step (queries are the last ``query_lens`` of it).
         slot_mapping: int64[T], pool slot of each token.
         page_table: int64[B, W], page indices; entries past a row's length are 0.
+        rows: int32[B], what tells the sequences of a batch apart from step to step: a row is one sequence from its
+            last prefill chunk on until it is seen in a prefill chunk again. None when nothing is known; an
+            implementation may keep copies of a sequence's keys and values under its row.
     """
 
     num_decode: int
@@ -57,6 +66,7 @@ class AttentionBatch:
     kv_lens: list[int]
     slot_mapping: Tensor
     page_table: Tensor
+    rows: Int32Array | None = None
 
 
 class PackedLinear(Protocol):
@@ -82,8 +92,11 @@ class Operations(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Take over ``weight`` [out, in] (and ``bias`` [out]); the caller drops its references."""
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> PackedLinear:
+        """Take over ``weight`` [out, in] (and ``bias`` [out]); the caller drops its references.
+
+        ``shared``: the weight is used elsewhere too (a tied embedding), so it is kept as it is and not copied.
+        """
 
     def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
         """int64[T], [V, hidden] -> [T, hidden]."""

@@ -1,0 +1,102 @@
+"""Paged attention on the host: where keys and values are written, and how decode and prefill rows read them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_lite.adapters.base import AttentionBatch, KVGeometry, OperationInputError
+from sglang_lite.adapters.cpu.paged_decode import PagedDecode, plan_paged_decode
+from sglang_lite.adapters.cpu.pool_view import PoolReader
+from sglang_lite.adapters.cpu.prefill import PrefillRow, plan_prefill, prefill_attention
+
+
+class CpuAttentionPlan:
+    """Indices of one step.
+
+    Attributes:
+        write_rows: int64[layers, 2, T], vectors of the pool (see ``PoolReader``) that receive keys and values.
+        decode: how the decode rows read, or None without any.
+        prefill: the prefill chunks.
+    """
+
+    __slots__ = ("decode", "num_decode", "prefill", "write_rows")
+
+    def __init__(
+        self, write_rows: Tensor, num_decode: int, decode: PagedDecode | None, prefill: list[PrefillRow]
+    ) -> None:
+        self.write_rows = write_rows
+        self.num_decode = num_decode
+        self.decode = decode
+        self.prefill = prefill
+
+
+class CpuAttention:
+    """Plans and runs attention steps; owns the scratch memory they share.
+
+    Args:
+        workspace_bytes: memory for copies of running sequences (see ``decode_workspace``); 0 for none.
+    """
+
+    def __init__(self, workspace_bytes: int) -> None:
+        self._workspace_bytes = workspace_bytes
+        self._reader: PoolReader | None = None
+
+    def plan(self, batch: AttentionBatch, geometry: KVGeometry) -> CpuAttentionPlan:
+        """Work common to the layers of one step.
+
+        Raises:
+            OperationInputError: an empty step, or a slot outside the pool.
+        """
+        check_slots(batch.slot_mapping, geometry)
+        if self._reader is None or self._reader.geometry != geometry:
+            self._reader = PoolReader(geometry)
+        reader = self._reader
+        table = batch.page_table.numpy()
+        lengths = np.asarray(batch.kv_lens, dtype=np.int64)
+        num_decode = batch.num_decode
+        decode = plan_paged_decode(reader, table[:num_decode], lengths[:num_decode]) if num_decode else None
+        prefill = plan_prefill(reader, batch, table) if num_decode < len(lengths) else []
+        return CpuAttentionPlan(reader.slot_rows(batch.slot_mapping), num_decode, decode, prefill)
+
+    def run(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: Tensor,
+        layer: int,
+        plan: CpuAttentionPlan,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Append [T, G, D] keys and values, attend with [T, H, D] queries, return [T, H * D]."""
+        if self._reader is None:
+            raise OperationInputError("attention needs the plan of this step (plan_attention)")
+        reader = self._reader
+        num_tokens, num_heads, head_dim = query.shape
+        rows = plan.write_rows[layer]
+        vectors = reader.vectors(pool)
+        vectors.index_copy_(0, rows[0], key.reshape(num_tokens, -1))
+        vectors.index_copy_(0, rows[1], value.reshape(num_tokens, -1))
+        if plan.decode is not None and not plan.prefill:
+            return plan.decode.run(reader, query, pool, layer, scale, window).view(num_tokens, -1)
+        output = query.new_empty(num_tokens, num_heads, head_dim)
+        if plan.decode is not None:
+            n = plan.num_decode
+            output[:n] = plan.decode.run(reader, query[:n], pool, layer, scale, window)
+        for row in plan.prefill:
+            prefill_attention(row, reader, query, key, value, pool, layer, scale, window, output)
+        return output.view(num_tokens, -1)
+
+
+def check_slots(slot_mapping: Tensor, geometry: KVGeometry) -> None:
+    """Raise OperationInputError for an empty slot map or a slot outside the pool, naming its index."""
+    if slot_mapping.numel() == 0:
+        raise OperationInputError("slot_mapping is empty: a step needs at least one token")
+    slots = slot_mapping.numpy()
+    capacity = geometry.num_pages * geometry.page_size
+    if int(slots.min()) < 0 or int(slots.max()) >= capacity:
+        index = int(np.flatnonzero((slots < 0) | (slots >= capacity))[0])
+        raise OperationInputError(f"slot_mapping[{index}] is {int(slots[index])}; the pool has {capacity} slots")

@@ -1,0 +1,194 @@
+"""Linear layers on the host: which library, on which memory layout, is fastest is measured, never assumed.
+
+A weight is kept in exactly one layout, so choosing costs no memory. For each layout several engines compute the same
+product in full precision; the fastest of each row count is looked up at call time.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Engine = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""(x [rows, in], weight in the engine's layout, bias [out] or None) -> [rows, out]."""
+
+ROW_BUCKETS = (1, 4, 16, 64, 256)
+"""Row counts that are measured; a call uses the choice of the next larger one, or of the last."""
+
+_FLUSHED_BYTES = 24 << 20
+"""Weights measured in turn add up to this much, so that they come from memory as in a pass over a whole model."""
+
+_MAX_SHARED_ROWS = 64
+"""Largest row count measured for a shared weight: a vocabulary projection sees sampled rows only."""
+
+_CLEARLY_SLOWER = 1.5
+"""An engine this much slower than the best on its first run is not run again."""
+
+_WORTHWHILE = 0.95
+"""Leaving torch's own layout must save this much, since timings on a busy machine are uncertain."""
+
+
+def _torch_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return functional.linear(x, weight, bias)
+
+
+def _numpy_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    product = torch.from_numpy(np.matmul(x.numpy(), weight.numpy().T))
+    return product if bias is None else product.add_(bias)
+
+
+def _torch_columns(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+
+def _numpy_columns(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    product = torch.from_numpy(np.matmul(x.numpy(), weight.numpy()))
+    return product if bias is None else product.add_(bias)
+
+
+def _onednn_blocked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
+def _to_rows(weight: Tensor) -> Tensor:
+    return weight.contiguous()
+
+
+def _to_columns(weight: Tensor) -> Tensor:
+    return weight.t().contiguous()
+
+
+def _to_blocked(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROW_BUCKETS[2])
+    return packed
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A memory layout of a weight: how it is made from [out, in], and the engines that read it."""
+
+    name: str
+    convert: Callable[[Tensor], Tensor]
+    engines: tuple[Engine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearChoice:
+    """A layout and the engine for each of ``ROW_BUCKETS``."""
+
+    layout: Layout
+    engines: tuple[Engine, ...]
+
+
+def available_layouts(dtype: torch.dtype, *, shared: bool) -> list[Layout]:
+    """Layouts to consider; torch's own comes first. A shared weight stays as it is."""
+    has_numpy = dtype == torch.float32
+    layouts = [Layout("rows", _to_rows, (_torch_rows, _numpy_rows) if has_numpy else (_torch_rows,))]
+    if not shared:
+        engines = (_torch_columns, _numpy_columns) if has_numpy else (_torch_columns,)
+        layouts.append(Layout("columns", _to_columns, engines))
+        if torch.backends.mkldnn.is_available() and dtype in (torch.float32, torch.bfloat16):
+            layouts.append(Layout("blocked", _to_blocked, (_onednn_blocked,)))
+    return layouts
+
+
+class CpuLinear:
+    """A weight in the layout that was chosen for its shape."""
+
+    __slots__ = ("_bias", "_engines", "_weight", "in_features", "out_features")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, choice: LinearChoice) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight = choice.layout.convert(weight)
+        self._bias = bias
+        self._engines = choice.engines
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
+        engine = self._engines[min(bisect_left(ROW_BUCKETS, rows.shape[0]), len(ROW_BUCKETS) - 1)]
+        product = engine(rows, self._weight, self._bias)
+        return product if x.dim() == 2 else product.view(*x.shape[:-1], self.out_features)
+
+
+class LinearCalibration:
+    """Measures the layouts and engines once for each distinct shape and remembers the choice.
+
+    Args:
+        measure: False takes torch's own path for everything (tests that compare numbers, tiny models).
+    """
+
+    def __init__(self, *, measure: bool = True) -> None:
+        self._measure = measure
+        self._choices: dict[tuple[int, int, torch.dtype, bool, bool], LinearChoice] = {}
+
+    def choice(self, weight: Tensor, *, has_bias: bool, shared: bool) -> LinearChoice:
+        """The layout and engines for weights like this one."""
+        out_features, in_features = weight.shape
+        key = (out_features, in_features, weight.dtype, has_bias, shared)
+        if key not in self._choices:
+            self._choices[key] = self._choose(weight, has_bias=has_bias, shared=shared)
+        return self._choices[key]
+
+    def _choose(self, weight: Tensor, *, has_bias: bool, shared: bool) -> LinearChoice:
+        layouts = available_layouts(weight.dtype, shared=shared)
+        if not self._measure or weight.numel() < 1 << 16:  # too small for the choice to matter
+            plain = layouts[0]
+            return LinearChoice(plain, (plain.engines[0],) * len(ROW_BUCKETS))
+        bias = torch.zeros(weight.shape[0], dtype=weight.dtype) if has_bias else None
+        buckets = [rows for rows in ROW_BUCKETS if not shared or rows <= _MAX_SHARED_ROWS]
+        timings = [time_engines(layouts, weight, bias, rows) for rows in buckets]
+        return choose_layout(layouts, timings)
+
+
+def time_engines(
+    layouts: list[Layout], weight: Tensor, bias: Tensor | None, rows: int, repeats: int = 4
+) -> list[list[float]]:
+    """Best seconds of each engine of each layout at this row count.
+
+    The engines take turns, so that other load on the machine meets all of them, and the best of a few short runs
+    counts, which is the one that was disturbed least.
+    """
+    copies = max(1, min(8, _FLUSHED_BYTES // (weight.numel() * weight.element_size()))) if rows <= 64 else 1
+    x = torch.randn(rows, weight.shape[1]).to(weight.dtype)
+    weights = [[layout.convert(weight.clone()) for _ in range(copies)] for layout in layouts]
+    best = [[float("inf")] * len(layout.engines) for layout in layouts]
+    for repeat in range(repeats):
+        fastest = min(min(row) for row in best)
+        for i, layout in enumerate(layouts):
+            for j, engine in enumerate(layout.engines):
+                if repeat and best[i][j] > fastest * _CLEARLY_SLOWER:
+                    continue
+                started = time.perf_counter()
+                for w in weights[i]:
+                    engine(x, w, bias)
+                best[i][j] = min(best[i][j], (time.perf_counter() - started) / copies)
+    return best
+
+
+def choose_layout(layouts: list[Layout], timings: list[list[list[float]]]) -> LinearChoice:
+    """The layout whose best engines lose least over all row counts, and those engines.
+
+    Args:
+        layouts: candidates, torch's own first.
+        timings: bucket -> layout -> engine -> seconds.
+    """
+    scores = []
+    for i in range(len(layouts)):
+        losses = [min(bucket[i]) / min(min(row) for row in bucket) for bucket in timings]
+        scores.append(sum(losses) / len(losses))
+    best = min(range(len(layouts)), key=scores.__getitem__)
+    if scores[best] > scores[0] * _WORTHWHILE:
+        best = 0
+    chosen = layouts[best]
+    engines = [chosen.engines[min(range(len(b[best])), key=b[best].__getitem__)] for b in timings]
+    engines += [engines[-1]] * (len(ROW_BUCKETS) - len(engines))
+    return LinearChoice(chosen, tuple(engines))

@@ -1,0 +1,114 @@
+"""The operations of ``adapters.base`` on the host processor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, PackedLinear
+from sglang_lite.adapters.cpu.attention import CpuAttention, CpuAttentionPlan
+from sglang_lite.adapters.cpu.linear import CpuLinear, LinearCalibration
+
+_SMALL_ROTARY_ROWS = 24
+"""Up to this many tokens dispatch costs more than memory traffic, so fewer and wider operations win."""
+
+
+class CpuOperations:
+    """Float32 and bfloat16 in torch. Float32 products keep full precision.
+
+    Args:
+        measure: choose linear engines by timing them at start (``linear.LinearCalibration``).
+        workspace_bytes: memory the decode attention may use for copies of running sequences' keys and values; 0
+            reads the pool directly.
+    """
+
+    def __init__(self, *, measure: bool = True, workspace_bytes: int = 0) -> None:
+        self._calibration = LinearCalibration(measure=measure)
+        self._attention = CpuAttention(workspace_bytes)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> PackedLinear:
+        """Take over ``weight`` [out, in] in the layout measured fastest for its shape."""
+        choice = self._calibration.choice(weight, has_bias=bias is not None, shared=shared)
+        return CpuLinear(weight, bias, choice)
+
+    def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
+        """int64[T], [V, hidden] -> [T, hidden]."""
+        return weight.index_select(0, token_ids)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Over the last dimension, in float32, cast back to x.dtype."""
+        return functional.rms_norm(x, weight.shape, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual), the sum written into ``residual``."""
+        residual.add_(x)
+        return functional.rms_norm(residual, weight.shape, weight, eps), residual
+
+    def rotary_neox(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotates in place; query and key that lie side by side in one tensor are rotated together."""
+        joined = adjacent_heads(query, key)
+        if joined is None:
+            _rotate(query, cos, sin)
+            _rotate(key, cos, sin)
+        else:
+            _rotate(joined, cos, sin)
+        return query, key
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2I] -> [T, I]: silu(first half) * second half."""
+        gate, up = gate_up.chunk(2, -1)
+        return functional.silu(gate).mul_(up)
+
+    def plan_attention(self, batch: AttentionBatch, geometry: KVGeometry) -> AttentionPlan:
+        """Indices, masks and scratch of a step."""
+        return self._attention.plan(batch, geometry)
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: Tensor,
+        layer: int,
+        plan: AttentionPlan,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """Append key and value to the pool, then attend causally. Returns [T, H * D]."""
+        if not isinstance(plan, CpuAttentionPlan):
+            raise TypeError(f"the plan must come from plan_attention of these operations, not {type(plan).__name__}")
+        return self._attention.run(query, key, value, pool, layer, plan, scale, sliding_window)
+
+    def copy_pages(self, pool: Tensor, source: Tensor, destination: Tensor) -> None:
+        """pool[destination] = pool[source] for int64[C] page indices, all layers."""
+        pool.index_copy_(0, destination, pool.index_select(0, source))
+
+
+def adjacent_heads(first: Tensor, second: Tensor) -> Tensor | None:
+    """[T, H, D] and [T, G, D] as one view [T, H + G, D] when they are neighbours in memory, else None."""
+    heads, head_dim = first.shape[1:]
+    if (
+        first.stride() != second.stride()
+        or first.stride(1) != head_dim
+        or first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+        or second.storage_offset() != first.storage_offset() + heads * head_dim
+    ):
+        return None
+    return first.as_strided((first.shape[0], heads + second.shape[1], head_dim), first.stride())
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate the pairs (i, i + R/2) of [T, N, D] in place; the arithmetic is float32 whatever the type of ``x``."""
+    half = cos.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    new_first = torch.addcmul(first * cos, second, sin, value=-1)
+    new_second = torch.addcmul(second * cos, first, sin)
+    first.copy_(new_first)
+    second.copy_(new_second)

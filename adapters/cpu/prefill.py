@@ -1,0 +1,118 @@
+"""Prefill attention: each chunk attends to its prefix in the pool and, causally, to itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sglang_lite.adapters.base import AttentionBatch
+from sglang_lite.adapters.cpu.pool_view import PoolReader
+from sglang_lite.adapters.cpu.softmax_attention import attend, chunk_mask, join
+
+
+@dataclass(slots=True)
+class PrefillRow:
+    """One chunk.
+
+    Attributes:
+        start, stop: its tokens in the step.
+        kv_len: length of the sequence with the chunk.
+        pages: int64[ceil(kv_len / page_size)].
+        runs: (first page, end page) -> int64[layers, 2 * n], made at first use; layers share them.
+        masks: window -> mask [1, 1, queries, keys], made at first use.
+    """
+
+    start: int
+    stop: int
+    kv_len: int
+    pages: Tensor
+    runs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    masks: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def prefix_len(self) -> int:
+        """Tokens of the sequence before this chunk."""
+        return self.kv_len - (self.stop - self.start)
+
+    def gather(self, reader: PoolReader, pool: Tensor, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the positions [first, end), ``first`` at the start of a page: [end - first, G, D]."""
+        page_size = reader.geometry.page_size
+        span = (first // page_size, -(-end // page_size))
+        if span not in self.runs:
+            self.runs[span] = reader.page_runs(self.pages[span[0] : span[1]])
+        keys, values = reader.gather(pool, self.runs[span][layer], 1)
+        return keys[0, : end - first], values[0, : end - first]
+
+
+def plan_prefill(reader: PoolReader, batch: AttentionBatch, page_table: npt.NDArray[np.int64]) -> list[PrefillRow]:
+    """The chunks of a step: rows from ``num_decode`` on."""
+    rows = []
+    start = batch.num_decode
+    for index in range(batch.num_decode, len(batch.query_lens)):
+        stop = start + batch.query_lens[index]
+        num_pages = -(-batch.kv_lens[index] // reader.geometry.page_size)
+        pages = torch.from_numpy(page_table[index, :num_pages])
+        rows.append(PrefillRow(start, stop, batch.kv_lens[index], pages))
+        start = stop
+    return rows
+
+
+def prefill_attention(
+    row: PrefillRow,
+    reader: PoolReader,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pool: Tensor,
+    layer: int,
+    scale: float,
+    window: int | None,
+    output: Tensor,
+) -> None:
+    """Attention of one chunk, into its rows of ``output`` [T, H, D]. The pool holds the chunk already."""
+    groups = reader.geometry.num_kv_heads
+    span = slice(row.start, row.stop)
+    grouped = split_heads(query[span], groups)
+    if window is not None and row.kv_len > window:
+        mixed = _windowed(row, reader, grouped, pool, layer, scale, window)
+    else:
+        repeat = grouped.shape[1]
+        mixed, log_sum = attend(
+            grouped, share_heads(key[span], repeat), share_heads(value[span], repeat), scale=scale, causal=True
+        )
+        if row.prefix_len:
+            keys, values = row.gather(reader, pool, layer, 0, row.prefix_len)
+            before = attend(grouped, share_heads(keys, repeat), share_heads(values, repeat), scale=scale)
+            mixed = join(mixed, log_sum, *before)
+    split_heads(output[span], groups).copy_(mixed)
+
+
+def _windowed(
+    row: PrefillRow, reader: PoolReader, grouped: Tensor, pool: Tensor, layer: int, scale: float, window: int
+) -> Tensor:
+    """A chunk some of whose queries do not see the start of the sequence: everything from the pool, masked."""
+    page_size = reader.geometry.page_size
+    first_key = max(0, row.prefix_len - window + 1) // page_size * page_size
+    if window not in row.masks:
+        mask = chunk_mask(row.prefix_len, row.stop - row.start, first_key, row.kv_len - first_key, window)
+        row.masks[window] = mask.to(grouped.dtype).view(1, 1, *mask.shape)
+    keys, values = row.gather(reader, pool, layer, first_key, row.kv_len)
+    repeat = grouped.shape[1]
+    mixed, _ = attend(
+        grouped, share_heads(keys, repeat), share_heads(values, repeat), scale=scale, mask=row.masks[window]
+    )
+    return mixed
+
+
+def split_heads(x: Tensor, groups: int) -> Tensor:
+    """[n, H, D] -> view [G, H / G, n, D]."""
+    return x.unflatten(1, (groups, -1)).permute(1, 2, 0, 3)
+
+
+def share_heads(x: Tensor, repeat: int) -> Tensor:
+    """[n, G, D] keys or values -> view [G, repeat, n, D]: every query head of a group reads the same memory."""
+    return x.transpose(0, 1).unsqueeze(1).expand(-1, repeat, -1, -1)
