@@ -31,10 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
-    if not words:
-        print(USAGE, end="", file=sys.stderr)
-        return 2
-    if words[0].startswith("-"):
+    if not words or words[0].startswith("-"):
         return serve(words)
     command = COMMANDS.get(words[0])
     if command is None:
