@@ -1,0 +1,75 @@
+"""Admission: columns of new requests into the waiting queue, or a rejection that says why."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_lite.scheduler.request import ParameterArray, Request, parameters_from_columns
+from sglang_lite.scheduler.state import SchedulerState
+from sglang_lite.types import FinishCode, RequestColumns
+
+QUEUE_FULL_MESSAGE = "The request queue is full."
+
+
+def admit(state: SchedulerState, columns: RequestColumns, now: float) -> None:
+    """Queue N requests; the ones that cannot be taken are reported through the outbox."""
+    params = parameters_from_columns(columns)
+    ends = np.cumsum(columns.num_tokens).tolist()
+    start = 0
+    for index, end in enumerate(ends):
+        tokens = columns.token_ids[start:end]
+        start = end
+        key, record = int(params["key"][index]), params[index]
+        rejection = _rejection(state, key, len(tokens), int(record["max_new_tokens"]))
+        if rejection is not None:
+            state.outbox.add_rejected(key, *rejection)
+            state.counters.finished[rejection[0]] += 1
+            continue
+        _limit_output(state, params, index, len(tokens))
+        state.next_order += 1
+        request = Request(record, tokens, state.next_order, now, columns.extras.get(index))
+        request.admitted_before = state.queue.num_admitted
+        state.requests[key] = request
+        state.queue.push(request)
+        _set_deadlines(state, request, now)
+
+
+def _rejection(state: SchedulerState, key: int, num_tokens: int, max_new_tokens: int) -> tuple[FinishCode, str] | None:
+    config = state.config
+    if key in state.requests:
+        return FinishCode.ERROR, f"request key {key} is in use by a request that has not ended"
+    if num_tokens < 1:
+        return FinishCode.ERROR, "the prompt has no tokens; at least one is needed"
+    needed = num_tokens + (1 if max_new_tokens > 0 else 0)
+    if needed > config.context_length:
+        return FinishCode.TOO_LONG, (
+            f"the prompt has {num_tokens} tokens and leaves no room for output in the context length of "
+            f"{config.context_length} tokens; shorten the prompt"
+        )
+    if num_tokens > config.num_pages * config.page_size:
+        return FinishCode.TOO_LONG, (
+            f"the prompt has {num_tokens} tokens, but the KV pool holds {config.num_pages * config.page_size} "
+            f"({config.num_pages} pages of {config.page_size}); shorten the prompt or raise --max-total-tokens"
+        )
+    if config.max_queued_requests is not None:
+        # Requests that free rows are about to take do not count as queued.
+        capacity = config.max_queued_requests + config.max_running_requests - state.table.num_live
+        if len(state.queue) >= capacity:
+            return FinishCode.QUEUE_FULL, QUEUE_FULL_MESSAGE
+    return None
+
+
+def _limit_output(state: SchedulerState, params: ParameterArray, index: int, num_tokens: int) -> None:
+    """Never plan beyond the context length or the pool: such a request ends with ``LENGTH`` there."""
+    room = state.config.max_sequence_tokens - num_tokens
+    if params["max_new_tokens"][index] > room:
+        params["max_new_tokens"][index] = room
+
+
+def _set_deadlines(state: SchedulerState, request: Request, now: float) -> None:
+    if state.config.waiting_timeout > 0:
+        state.deadlines.add_waiting(request, now + state.config.waiting_timeout)
+    timeout = float(request.params["timeout"])
+    if timeout > 0:
+        state.deadlines.add_total(request, now + timeout)
+    state.deadlines.prune(len(state.requests))

@@ -1,0 +1,82 @@
+"""Moves of a request between its states: start, preemption, end. The only place where rows change hands."""
+
+from __future__ import annotations
+
+from sglang_lite.scheduler.pages import PrefixUse
+from sglang_lite.scheduler.request import Request, RequestState
+from sglang_lite.scheduler.state import SchedulerState
+from sglang_lite.types import FinishCode, Int32Array
+
+_ABORTING_CODES = (
+    FinishCode.ABORTED,
+    FinishCode.WAITING_TIMEOUT,
+    FinishCode.RUNNING_TIMEOUT,
+    FinishCode.ERROR,
+)
+
+
+def start(state: SchedulerState, request: Request, prefix: PrefixUse, own: Int32Array, now: float) -> None:
+    """A waiting request gets a row, its cached prefix and its own pages (int32[]), and joins the prefill."""
+    state.queue.remove(request)
+    state.queue.num_admitted += 1
+    request.target = len(request.tokens)
+    if request.cached_tokens < 0:
+        request.cached_tokens = prefix.reported
+        state.counters.prompt_tokens += request.prompt_length
+        state.counters.cached_tokens += prefix.reported
+    if request.started is None:
+        request.started = now
+        if state.config.running_timeout > 0:
+            state.deadlines.add_total(request, now + state.config.running_timeout)
+    state.table.assign(request)
+    state.pages.attach(request, prefix, own)
+    request.planned = request.computed = prefix.start
+    state.prefilling.append(request)
+
+
+def preempt(state: SchedulerState, request: Request) -> None:
+    """A running request without uncommitted plans gives up row and pages and waits at the head of its queue.
+
+    Its tokens are kept, so that it resumes by computing prompt and output again, as far as the cache does not have
+    them any more.
+    """
+    tokens = state.table.known_tokens(request).copy()
+    state.counters.retractions += 1
+    state.counters.retracted_input_tokens += request.prompt_length
+    state.counters.retracted_output_tokens += len(tokens) - request.prompt_length
+    _leave(state, request, RequestState.PENDING, written_tokens(state, request))
+    request.retractions += 1
+    request.tokens = tokens
+    state.queue.push(request)
+
+
+def end(state: SchedulerState, request: Request, code: FinishCode, *, keep: bool) -> None:
+    """A live request ends, wherever it stands; what it has in flight is dropped. Reports nothing.
+
+    Args:
+        keep: publish its full pages (a normal end) instead of freeing them.
+    """
+    after = RequestState.ABORTED if code in _ABORTING_CODES else RequestState.FINISHED
+    if request.waiting:
+        state.queue.remove(request)
+        request.state = after
+    else:
+        _leave(state, request, after, written_tokens(state, request) if keep else 0)
+    del state.requests[request.key]
+    state.counters.finished[code] += 1
+
+
+def written_tokens(state: SchedulerState, request: Request) -> int:
+    """Positions of a running request whose KV committed plans have written."""
+    if request.computed < request.target:
+        return request.computed
+    # The newest output token was drawn but not fed yet.
+    return max(int(state.table.length[request.row]) - 1, request.target)
+
+
+def _leave(state: SchedulerState, request: Request, after: RequestState, num_written: int) -> None:
+    if request.planned < request.target:
+        state.prefilling.remove(request)
+    state.pages.release(request, num_written)
+    state.table.vacate(request, after, state.last_step)
+    state.decode.stale = True

@@ -1,0 +1,210 @@
+"""Scheduler: the facade that the engine core, the tests and the simulator drive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sglang_lite.scheduler import admission, commit, lifecycle
+from sglang_lite.scheduler.config import PauseMode, SchedulerConfig
+from sglang_lite.scheduler.plan import StepOutput, StepPlan
+from sglang_lite.scheduler.planner import Planner
+from sglang_lite.scheduler.request import Request, RequestState
+from sglang_lite.scheduler.state import SchedulerState
+from sglang_lite.scheduler.stats import SchedulerStats
+from sglang_lite.types import FinishCode, Int64Array, OutputColumns, RequestColumns
+
+
+class Scheduler:
+    """Continuous batching over a request table, a page pool and a prefix cache.
+
+    A functional core: time is an argument (``now``, seconds on any monotonic clock), tokens are arguments, and the
+    same calls always lead to the same plans. Per step the engine calls ``plan``, hands the plan to the executor,
+    and ``commit``s its result; with ``config.overlap`` the next plan may be made before that.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self._state = SchedulerState.create(config)
+        self._planner = Planner(self._state)
+        self._retract_when_idle = False
+
+    def admit(self, columns: RequestColumns, now: float) -> None:
+        """Take new requests into the waiting queue. Rejections come out of ``drain_outputs``."""
+        admission.admit(self._state, columns, now)
+        self._state.held_until = None
+
+    def abort(self, keys: Iterable[int] | Int64Array, now: float) -> int:
+        """End requests at once, wherever they stand; no token of them is sent after this call.
+
+        Returns:
+            How many of the keys were live.
+        """
+        requests = self._live(keys)
+        for request in requests:
+            self._end(request, FinishCode.ABORTED)
+        return len(requests)
+
+    def abort_all(self, now: float) -> int:
+        """Abort every live request; returns how many."""
+        return self.abort(list(self._state.requests), now)
+
+    def finish(self, keys: Iterable[int] | Int64Array, now: float) -> None:
+        """End requests that the front found complete (a stop string). Their pages are published; nothing is sent."""
+        for request in self._live(keys):
+            lifecycle.end(self._state, request, FinishCode.STOP_TOKEN, keep=True)
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Plan the next step, or None when there is nothing to run, or not before a commit, a time or a resume."""
+        state = self._state
+        for request, code in state.deadlines.expired(now):
+            self._end(request, code)
+        if state.paused is not None or len(state.in_flight) >= self.config.max_in_flight:
+            return None
+        if self._gathering(now):
+            return None
+        return self._planner.plan(now)
+
+    def commit(self, output: StepOutput, now: float) -> OutputColumns:
+        """Apply the result of the oldest uncommitted plan and return what has to be sent.
+
+        Raises:
+            ValueError: ``output`` belongs to another plan.
+        """
+        columns = commit.commit(self._state, output)
+        self._after_commit()
+        return columns
+
+    def fail(self, step: int, message: str, now: float) -> OutputColumns:
+        """The executor failed for the oldest uncommitted plan: its requests end with ``ERROR``, the others go on."""
+        columns = commit.fail(self._state, step, message)
+        self._after_commit()
+        return columns
+
+    def drain_outputs(self) -> OutputColumns:
+        """Ends that no commit reports: aborts, time-outs, rejections."""
+        return self._state.outbox.drain()
+
+    def maintain(self, max_pages: int) -> int:
+        """Reclaim up to ``max_pages`` cached pages if the pool runs low, off the critical path.
+
+        Returns:
+            Pages reclaimed; 0 when there is nothing to do.
+        """
+        pages = self._state.pages
+        wanted = int(self.config.num_pages * self.config.free_page_watermark) - pages.pool.num_free
+        return pages.evict(min(wanted, max_pages)) if wanted > 0 and max_pages > 0 else 0
+
+    def flush(self) -> bool:
+        """Empty the prefix cache; False, and nothing done, unless no request is live and no plan uncommitted."""
+        state = self._state
+        if state.requests or state.in_flight:
+            return False
+        state.pages.cache.flush()
+        return True
+
+    def pause(self, mode: PauseMode, now: float) -> None:
+        """Stop planning. "abort" ends all requests, "retract" takes the pages of the running ones, "in_place" keeps.
+
+        Steps in flight are still committed; a retraction waits for them.
+        """
+        self._state.paused = mode
+        if mode == "abort":
+            self.abort_all(now)
+        self._retract_when_idle = mode == "retract"
+        self._after_commit()
+
+    def resume(self) -> None:
+        """Plan again after a pause."""
+        self._state.paused = None
+        self._retract_when_idle = False
+
+    def next_deadline(self) -> float | None:
+        """Time at which ``plan`` has something to do though nothing else happens: a time limit or the end of a wait."""
+        times = [time for time in (self._state.deadlines.next(), self._state.held_until) if time is not None]
+        return min(times, default=None)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a plan is uncommitted, or ``plan`` would make one before ``next_deadline``."""
+        state = self._state
+        if state.in_flight:
+            return True
+        return bool(state.requests) and state.paused is None and state.held_until is None
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens, prompt and output together, that one request can have here."""
+        return self.config.max_sequence_tokens
+
+    def stats(self) -> SchedulerStats:
+        """A snapshot for metrics and load reports."""
+        state = self._state
+        counters, pages = state.counters, state.pages
+        waiting = state.queue.requests()
+        return SchedulerStats(
+            num_running=state.table.num_live,
+            num_prefilling=sum(request.state == RequestState.PREFILL for request in state.table.running()),
+            num_waiting=len(waiting),
+            num_pending=sum(request.state == RequestState.PENDING for request in waiting),
+            num_waiting_tokens=state.queue.num_tokens,
+            num_in_flight=len(state.in_flight),
+            free_pages=pages.pool.num_free,
+            cached_pages=pages.cache.num_cached_pages,
+            held_pages=pages.pool.num_held,
+            evictable_pages=pages.cache.num_evictable_pages,
+            num_pages=self.config.num_pages,
+            page_size=self.config.page_size,
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            computed_prompt_tokens=counters.computed_prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            retractions=counters.retractions,
+            retracted_input_tokens=counters.retracted_input_tokens,
+            retracted_output_tokens=counters.retracted_output_tokens,
+            evicted_tokens=pages.evicted_pages * self.config.page_size,
+            prefill_batches=counters.prefill_batches,
+            prefill_batch_requests=counters.prefill_batch_requests,
+            decode_steps=counters.decode_steps,
+            steps=counters.steps,
+            failed_steps=counters.failed_steps,
+            finished_requests={code.name.lower(): counters.finished[code] for code in FinishCode if code},
+            paused=state.paused or "",
+        )
+
+    def audit(self) -> None:
+        """Check the ownership of every page and every lock; for tests and debugging.
+
+        Raises:
+            AuditError: naming what disagrees.
+        """
+        self._state.pages.audit()
+
+    def _live(self, keys: Iterable[int] | Int64Array) -> list[Request]:
+        found = [self._state.requests.get(int(key)) for key in keys]
+        return list(dict.fromkeys(request for request in found if request is not None))
+
+    def _end(self, request: Request, code: FinishCode) -> None:
+        lifecycle.end(self._state, request, code, keep=False)
+        self._state.outbox.add(request, code)
+
+    def _after_commit(self) -> None:
+        if self._retract_when_idle and not self._state.in_flight:
+            self._retract_when_idle = False
+            for request in self._state.table.running():
+                lifecycle.preempt(self._state, request)
+
+    def _gathering(self, now: float) -> bool:
+        """Whether an idle scheduler still waits for more requests to start together."""
+        state = self._state
+        state.held_until = None
+        if self.config.max_wait_ms <= 0 or state.table.num_live or state.in_flight:
+            return False
+        oldest = state.queue.oldest()
+        full = self.config.prefill_max_requests or self.config.max_running_requests
+        if oldest is None or oldest.state != RequestState.NEW or len(state.queue) >= full:
+            return False
+        until = oldest.arrival + self.config.max_wait_ms / 1000
+        if now >= until:
+            return False
+        state.held_until = until
+        return True
