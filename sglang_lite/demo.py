@@ -1,0 +1,216 @@
+"""``python -m sglang_lite.demo``: start a server with the demo model on the CPU and talk to it once.
+
+Prints the answer as it streams and how to call the server, then serves until Ctrl-C. With ``KEEP_RUNNING=0`` in the
+environment it stops after the answer; the exit code is 0 only when text came. Uses the standard library as a client.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from sglang_lite.demo_model import DEMO_NAME, materialize_in_cache
+from sglang_lite.observability.progress import ProgressLine
+from sglang_lite.types import StartupError
+
+HOST = "127.0.0.1"
+PREFERRED_PORT = 30000
+QUESTION = "What is gravity? Answer in two sentences."
+MAX_TOKENS = 96
+START_TIMEOUT = 120.0
+STOP_TIMEOUT = 40.0
+_LOG_LINES = 20
+
+
+class DemoError(Exception):
+    """The demo could not go on; the message says why."""
+
+
+def main() -> int:
+    """Run the demo. Returns the exit code of the process."""
+    keep_running = os.environ.get("KEEP_RUNNING", "1") != "0"
+    try:
+        with ProgressLine("Converting the demo model") as progress:
+            materialize_in_cache(progress.update)
+        with tempfile.NamedTemporaryFile("w+", prefix="sglang-lite-demo-", suffix=".log") as log:
+            return _run(keep_running, log)
+    except (StartupError, DemoError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(keep_running: bool, log: IO[str]) -> int:
+    port = choose_port(PREFERRED_PORT)
+    command = [sys.executable, "-m", "sglang_lite", "serve", "--model-path", DEMO_NAME]
+    command += ["--device", "cpu", "--host", HOST, "--port", str(port)]
+    server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        _wait_until_ready(server, port, Path(log.name))
+        print(f"\nYou: {QUESTION}\nModel: ", end="", flush=True)
+        text = ""
+        for piece in stream_chat(port, QUESTION):
+            text += piece
+            print(piece, end="", flush=True)
+        print("\n")
+        if not text.strip():
+            raise DemoError("the model answered without text")
+        print(usage(port))
+        if keep_running:
+            print("Serving until Ctrl-C.", flush=True)
+            return _serve_on(server, Path(log.name))
+        return 0
+    finally:
+        _stop(server)
+
+
+def choose_port(preferred: int) -> int:
+    """``preferred`` when nothing listens there, else any free port."""
+    for port in (preferred, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            chosen: int = probe.getsockname()[1]
+            return chosen
+    raise DemoError(f"no free port on {HOST}")
+
+
+def stream_chat(port: int, question: str) -> Iterator[str]:
+    """The pieces of the answer to one user message, as the server streams them.
+
+    Raises:
+        DemoError: the server refused the request, failed while answering, or the connection broke.
+    """
+    body = {
+        "model": DEMO_NAME,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "stream": True,
+    }
+    connection = http.client.HTTPConnection(HOST, port, timeout=120)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise DemoError(f"the server answered {response.status}: {response.read(2000).decode(errors='replace')}")
+        for line in response:
+            event = parse_event(line)
+            if event is None:
+                continue
+            for choice in event.get("choices", ()):
+                yield choice["delta"].get("content") or ""
+    except (OSError, http.client.HTTPException) as error:
+        raise DemoError(f"the connection to the server broke: {type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
+
+
+def parse_event(line: bytes) -> dict[str, Any] | None:
+    """The JSON of one line of a server-sent event stream; None for blank lines and the end mark.
+
+    Raises:
+        DemoError: the event is an error.
+    """
+    text = line.decode("utf-8").strip()
+    if not text.startswith("data:") or text.endswith("[DONE]"):
+        return None
+    event: dict[str, Any] = json.loads(text.removeprefix("data:"))
+    if "error" in event:
+        raise DemoError(f"the server failed while answering: {event['error']}")
+    return event
+
+
+def usage(port: int) -> str:
+    """How to call the running server, for a person to copy."""
+    url = f"http://{HOST}:{port}/v1"
+    return f"""Call it with curl:
+
+  curl {url}/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{DEMO_NAME}", "messages": [{{"role": "user", "content": "Hello!"}}], "max_tokens": 64}}'
+
+or with the OpenAI SDK (pip install openai):
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}", api_key="none")
+  answer = client.chat.completions.create(
+      model="{DEMO_NAME}", messages=[{{"role": "user", "content": "Hello!"}}], max_tokens=64)
+  print(answer.choices[0].message.content)
+"""
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    started = time.monotonic()
+    terminal = sys.stderr.isatty()
+    if not terminal:
+        print("Starting the server ...", file=sys.stderr, flush=True)
+    while not _is_healthy(port):
+        elapsed = time.monotonic() - started
+        if server.poll() is not None:
+            raise DemoError(f"the server ended with exit code {server.returncode}:\n{_tail(log)}")
+        if elapsed > START_TIMEOUT:
+            raise DemoError(f"the server is not ready after {START_TIMEOUT:.0f} s:\n{_tail(log)}")
+        if terminal:
+            print(f"\rStarting the server ... {elapsed:4.1f} s", end="", file=sys.stderr, flush=True)
+        time.sleep(0.1)
+    lead = "\r" if terminal else ""
+    print(f"{lead}The server is ready after {time.monotonic() - started:.1f} s.", file=sys.stderr, flush=True)
+
+
+def _is_healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection(HOST, port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _serve_on(server: subprocess.Popen[bytes], log: Path) -> int:
+    try:
+        code = server.wait()
+    except KeyboardInterrupt:
+        return 0
+    raise DemoError(f"the server ended with exit code {code}:\n{_tail(log)}")
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """Ask the server to drain and end; end it when it does not."""
+    if server.poll() is not None:
+        return
+    server.send_signal(signal.SIGTERM)
+    try:
+        server.wait(STOP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:])
+
+
+def _on_terminate(number: int, frame: object) -> None:
+    """End as on Ctrl-C, so that the server is stopped too."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _on_terminate)
+    sys.exit(main())
