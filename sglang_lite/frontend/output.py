@@ -175,7 +175,7 @@ class OutputProcessor:
             self._apply_logprobs(frame.logprobs)
         if frame.retractions.any():
             self._apply_retractions(frame)
-        result.changed = [state for state in touched if _is_due(state)]
+        result.changed = [state for state in dict.fromkeys(touched) if _is_due(state)]
         return result
 
     def fail_all(self, message: str, status: int, now: float) -> list[SequenceState]:
