@@ -39,7 +39,7 @@ from sglang_lite.engine.messages import (
     Shutdown,
 )
 from sglang_lite.engine.transport import HIGH_WATER_MARK
-from sglang_lite.types import Int64Array, OutputColumns, RequestColumns, StartupError
+from sglang_lite.types import Int64Array, OutputColumns, RequestColumns, RequestError, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,11 @@ FRONT = 0
 """Number of this front."""
 
 
-class EngineDeadError(Exception):
-    """The engine core is gone; the message says why."""
+class EngineDeadError(RequestError):
+    """The engine core is gone or does not answer; the message says why. Status 503."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=503)
 
 
 class EngineClient:
@@ -289,5 +292,3 @@ class EngineClient:
         if not self._closing:
             logger.error("%s", reason)
             self._on_death(reason)
-
-

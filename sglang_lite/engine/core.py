@@ -14,7 +14,7 @@ from sglang_lite.engine.load import LoadMeter
 from sglang_lite.engine.messages import Abort, AbortAll, Flush, Load, Pause, Ping, QueryLoad, Reply, Resume, Shutdown
 from sglang_lite.engine.transport import Transport
 from sglang_lite.execution.base import ExecutionError, Executor
-from sglang_lite.scheduler import Scheduler
+from sglang_lite.scheduler.scheduler import Scheduler
 from sglang_lite.types import OutputColumns, RequestColumns
 
 logger = logging.getLogger(__name__)
@@ -61,14 +61,14 @@ class EngineCore:
         self._clock = clock
         self._submitted: deque[int] = deque()
         self._flushes: list[_PendingFlush] = []
-        self._meter = LoadMeter(clock())
+        self._meter = LoadMeter(clock(), scheduler.config.max_running_requests)
         self._busy = False
         self._running = True
 
     def run(self) -> None:
         """Serve until a ``Shutdown`` arrives. An exception that leaves this method is a fault of the engine."""
         while self._running:
-            self.step(self._patience())
+            self.step(self.patience())
 
     def step(self, patience: float | None) -> None:
         """One turn of the loop: receive, plan ahead, then finish the oldest plan and send its frame.
@@ -118,7 +118,7 @@ class EngineCore:
             return self._scheduler.fail(step, str(error), self._clock())
         return self._scheduler.commit(output, self._clock())
 
-    def _patience(self) -> float | None:
+    def patience(self) -> float | None:
         """Seconds that the next turn may wait for a message: 0 while busy, None when only a message can help."""
         if self._busy:
             return 0.0

@@ -60,15 +60,20 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         timestamp: Unix time in seconds.
+        num_prefilling: running requests whose prompt is not computed yet; included in ``num_running``.
+        num_retracted: waiting requests that were preempted; included in ``num_waiting``.
         waiting_tokens: prompt tokens of waiting requests that are not computed yet.
         generation_throughput: output tokens per second since the snapshot before.
         cache_hit_rate: share of prompt tokens found in the prefix cache since the snapshot before, 0 to 1.
         idle_seconds: how long the core has waited for work since it started.
+        computed_prompt_tokens: positions computed by prefill, repeated work after preemptions included.
+        prefill_batches, prefill_batch_requests: steps with prefill, and how many requests started in them.
         cpu_seconds: processor time of the core process.
     """
 
     timestamp: float = 0.0
     num_running: int = 0
+    num_prefilling: int = 0
     num_waiting: int = 0
     num_retracted: int = 0
     waiting_tokens: int = 0
@@ -84,11 +89,16 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     cache_hit_rate: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    computed_prompt_tokens: int = 0
     generated_tokens: int = 0
     retractions: int = 0
+    retracted_input_tokens: int = 0
+    retracted_output_tokens: int = 0
     evicted_tokens: int = 0
     prefill_batches: int = 0
+    prefill_batch_requests: int = 0
     aborted_requests: int = 0
+    failed_steps: int = 0
     steps: int = 0
     idle_seconds: float = 0.0
     cpu_seconds: float = 0.0

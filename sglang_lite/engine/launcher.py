@@ -98,5 +98,3 @@ def describe_exit(code: int) -> str:
     if code < 0:
         return f"engine core was killed by signal {-code} ({signal.Signals(-code).name})"
     return f"engine core exited with code {code}"
-
-

@@ -100,9 +100,7 @@ def _check_vocabulary(request: GenerateRequest, vocab_size: int) -> None:
     """Ids in the parameters must exist. The bias message is SGLang's, word for word."""
     biased = _first_outside(request.sampling.logit_bias or (), vocab_size)
     if biased is not None:
-        raise RequestError(
-            f"logit_bias must has keys in [0, {vocab_size - 1}], got {biased}.", field="logit_bias"
-        )
+        raise RequestError(f"logit_bias must has keys in [0, {vocab_size - 1}], got {biased}.", field="logit_bias")
     for name, ids in (
         ("stop_token_ids", request.sampling.stop_token_ids),
         ("token_ids_logprob", request.token_ids_logprob),

@@ -16,9 +16,11 @@ class LoadMeter:
 
     Args:
         now: the core's clock, in seconds; every other ``now`` is of the same clock.
+        max_running_requests: limit of the scheduler, for the snapshot.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, max_running_requests: int) -> None:
+        self._max_running_requests = max_running_requests
         self._last = now
         self._dirty = False
         self._prompt_tokens = 0
@@ -50,26 +52,32 @@ class LoadMeter:
         return LoadSnapshot(
             timestamp=time.time(),
             num_running=stats.num_running,
+            num_prefilling=stats.num_prefilling,
             num_waiting=stats.num_waiting,
-            num_retracted=stats.num_retracted,
-            waiting_tokens=stats.waiting_tokens,
+            num_retracted=stats.num_pending,
+            waiting_tokens=stats.num_waiting_tokens,
             num_pages=stats.num_pages,
             page_size=stats.page_size,
             free_pages=stats.free_pages,
             cached_pages=stats.cached_pages,
             evictable_pages=stats.evictable_pages,
             held_pages=stats.held_pages,
-            max_running_requests=stats.max_running_requests,
-            paused=stats.paused,
+            max_running_requests=self._max_running_requests,
+            paused=bool(stats.paused),
             generation_throughput=self._throughput,
             cache_hit_rate=self._hit_rate,
             prompt_tokens=stats.prompt_tokens,
             cached_tokens=stats.cached_tokens,
+            computed_prompt_tokens=stats.computed_prompt_tokens,
             generated_tokens=stats.generated_tokens,
             retractions=stats.retractions,
+            retracted_input_tokens=stats.retracted_input_tokens,
+            retracted_output_tokens=stats.retracted_output_tokens,
             evicted_tokens=stats.evicted_tokens,
             prefill_batches=stats.prefill_batches,
-            aborted_requests=stats.aborted_requests,
+            prefill_batch_requests=stats.prefill_batch_requests,
+            aborted_requests=stats.finished_requests.get("aborted", 0),
+            failed_steps=stats.failed_steps,
             steps=self.steps,
             idle_seconds=self.idle_seconds,
             cpu_seconds=time.process_time(),

@@ -1,0 +1,321 @@
+"""AsyncEngine: generation as asynchronous iterators over an engine core in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from sglang_lite import startup
+from sglang_lite.config import ServerConfig
+from sglang_lite.engine.batching import Submission, build_columns
+from sglang_lite.engine.client import EngineClient, EngineDeadError
+from sglang_lite.engine.info import EngineInfo, LoadSnapshot
+from sglang_lite.engine.launcher import CORE_COMMAND
+from sglang_lite.engine.limits import prepare_prompt
+from sglang_lite.engine.messages import PauseMode
+from sglang_lite.engine.reader import RequestReader
+from sglang_lite.engine.tokenization import TokenizationPool
+from sglang_lite.engine.transport import FRONT_SHIFT
+from sglang_lite.frontend.output import OutputProcessor, SequenceState, abort_reason
+from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
+from sglang_lite.frontend.tokenizer import Tokenizer
+from sglang_lite.models.description import ModelDescription, read_description
+from sglang_lite.types import OutputColumns, RequestError
+
+logger = logging.getLogger(__name__)
+
+PAUSE_MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
+
+REFUSING_STATUSES = (400, 429)
+"""An engine that ends a request with one of these before any output has refused it."""
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(slots=True, eq=False)
+class _LiveRequest:
+    """A request between ``generate`` and its end; ``state`` is None until it is tokenized."""
+
+    request: GenerateRequest
+    state: SequenceState | None = None
+    aborted: bool = False
+
+
+class AsyncEngine:
+    """Serves requests of one event loop. Made by ``start``; ``async with`` closes it.
+
+    Attributes:
+        config: as prepared for serving (local paths, decided policy).
+        info: facts of the engine core.
+        tokenizer: None with ``skip_tokenizer_init``.
+        description: the model as its files describe it.
+        stats: the newest load report, about one second old while the engine works.
+    """
+
+    def __init__(self, config: ServerConfig, description: ModelDescription, tokenizer: Tokenizer | None) -> None:
+        self.config = config
+        self.description = description
+        self.tokenizer = tokenizer
+        self.stats = LoadSnapshot()
+        self._info: EngineInfo | None = None
+        self._client: EngineClient | None = None
+        self._pool = TokenizationPool(tokenizer) if tokenizer is not None else None
+        self._processor = OutputProcessor(tokenizer, stream_interval=config.stream_interval)
+        self._live: dict[str, _LiveRequest] = {}
+        self._unsent: list[Submission] = []
+        self._keys = itertools.count(0 << FRONT_SHIFT | 1)
+        self._paused = False
+
+    @classmethod
+    async def start(
+        cls,
+        config: ServerConfig,
+        *,
+        progress: Progress | None = None,
+        timeout: float | None = None,
+        command: Sequence[str] = CORE_COMMAND,
+    ) -> Self:
+        """Check the configuration, start the engine core and wait until it serves.
+
+        Args:
+            progress: called with (message, fraction or a negative number) while the core starts.
+            timeout: seconds the core may take; None to wait as long as it lives.
+            command: how the core process is started.
+
+        Raises:
+            StartupError: the configuration cannot be served, or the core did not start.
+        """
+        config = await asyncio.to_thread(startup.prepare, config)
+        description = await asyncio.to_thread(read_description, str(config.model_path))
+        tokenizer = None
+        if not config.skip_tokenizer_init:
+            tokenizer = await asyncio.to_thread(Tokenizer.load, config.effective_tokenizer_path)
+        engine = cls(config, description, tokenizer)
+        engine._client = EngineClient(
+            on_output=engine._take_output,
+            on_load=engine._take_load,
+            on_death=engine._lose_core,
+            on_progress=progress,
+        )
+        engine._info = await engine._client.start(config.to_json(), timeout=timeout, command=command)
+        return engine
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the core."""
+        if self._info is None:
+            raise RuntimeError("the engine was not started; use AsyncEngine.start")
+        return self._info
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the core can serve."""
+        return self._client is not None and self._client.failure is None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the core is gone, None while it lives."""
+        return self._client.failure if self._client is not None else None
+
+    @property
+    def num_live(self) -> int:
+        """Requests whose iterators are still open."""
+        return len(self._live)
+
+    async def close(self, grace: float = 5.0) -> None:
+        """End the core. Requests still running end with an abort."""
+        self._end_all("the engine was shut down", 503)
+        if self._client is not None:
+            await self._client.close(grace)
+        if self._pool is not None:
+            self._pool.close()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationOutput, None]:
+        """Generate one sequence.
+
+        Yields cumulative snapshots; the last one has a finish reason. A reader that is slower than the engine gets
+        fewer, larger steps. Without ``request.stream`` there is one snapshot, at the end. Leaving the iterator early
+        aborts the request.
+
+        Raises:
+            RequestError: before the first snapshot: bad input, a duplicate id, a full queue, a paused or dead engine.
+        """
+        self._check_serving()
+        live = self._register(request)
+        try:
+            token_ids = await self._token_ids(request)
+            self._check_serving()
+            state = live.state = self._submit(live, token_ids)
+            reader: RequestReader = state.waiter
+            while True:
+                await reader.wait()
+                output = self._processor.snapshot(state)
+                _raise_if_refused(output)
+                yield output
+                if output.finish_reason is not None:
+                    return
+        finally:
+            self._release(live)
+
+    def abort(self, request_id: str) -> bool:
+        """Abort the requests whose id starts with ``request_id``; whether there was one."""
+        found = [
+            live
+            for name, live in self._live.items()
+            if request_id and name.startswith(request_id) and not (live.state and live.state.finish_reason)
+        ]
+        for live in found:
+            live.aborted = True
+        self._abort_keys([live.state.key for live in found if live.state is not None])
+        return bool(found)
+
+    async def abort_all(self) -> int:
+        """Abort everything the core has; returns how many requests that was."""
+        for live in self._live.values():
+            live.aborted = True
+        self._send_unsent()
+        return await self._connected().abort_all()
+
+    async def flush_cache(self, timeout: float = 0.0) -> bool:
+        """Empty the prefix cache; False when requests are still there after ``timeout`` seconds."""
+        self._send_unsent()
+        return await self._connected().flush(timeout)
+
+    async def loads(self) -> LoadSnapshot:
+        """The load now."""
+        self.stats = await self._connected().load()
+        return self.stats
+
+    async def ping(self, timeout: float) -> None:
+        """Return when the core's loop has answered.
+
+        Raises:
+            RequestError: 503, it did not within ``timeout`` seconds.
+        """
+        await self._connected().ping(timeout)
+
+    async def pause(self, mode: str = "abort") -> None:
+        """Stop generating and refuse new requests until ``resume``.
+
+        Args:
+            mode: "abort" ends what runs, "retract" frees its pages and runs it again later, "in_place" holds it.
+        """
+        checked = next((known for known in PAUSE_MODES if known == mode), None)
+        if checked is None:
+            raise RequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}", field="mode")
+        self._send_unsent()
+        paused, self._paused = self._paused, True
+        try:
+            await self._connected().pause(checked)
+        except RequestError:
+            self._paused = paused
+            raise
+
+    async def resume(self) -> None:
+        """Continue after ``pause``."""
+        await self._connected().resume()
+        self._paused = False
+
+    def _connected(self) -> EngineClient:
+        if self._client is None:
+            raise EngineDeadError("the engine was not started")
+        return self._client
+
+    def _check_serving(self) -> None:
+        if self._client is None or self._client.failure is not None:
+            raise EngineDeadError(self.failure or "the engine was not started")
+        if self._paused:
+            raise RequestError("generation is paused; continue it first", status=412)
+
+    def _register(self, request: GenerateRequest) -> _LiveRequest:
+        if request.request_id in self._live:
+            raise RequestError(f"Duplicate request ID detected: {request.request_id}", field="rid")
+        live = self._live[request.request_id] = _LiveRequest(request)
+        return live
+
+    async def _token_ids(self, request: GenerateRequest) -> Sequence[int]:
+        if request.input_ids is not None:
+            return request.input_ids
+        if request.text is None:
+            raise RequestError("Either text, input_ids or input_embeds should be provided.", field="text")
+        if self._pool is None:
+            raise RequestError("the server has no tokenizer (--skip-tokenizer-init): send input_ids", field="text")
+        return await self._pool.encode(request.text, add_special_tokens=request.add_special_tokens)
+
+    def _submit(self, live: _LiveRequest, token_ids: Sequence[int]) -> SequenceState:
+        """Check the request and put it into the frame of this turn of the event loop."""
+        request = live.request
+        prompt = prepare_prompt(request, token_ids, self.info, allow_auto_truncate=self.config.allow_auto_truncate)
+        key = next(self._keys)
+        state = self._processor.add(key, request, len(prompt.token_ids), time.time())
+        state.waiter = RequestReader()
+        if live.aborted:
+            state.finish_reason = abort_reason("Abort in waiting queue")
+            state.waiter.notify()
+            return state
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_unsent)
+        self._unsent.append(Submission(key, request, prompt))
+        return state
+
+    def _send_unsent(self) -> None:
+        """One ingress frame for everything that has come in since the last one."""
+        submissions, self._unsent = self._unsent, []
+        if submissions and self._client is not None:
+            self._client.submit(build_columns(submissions))
+
+    def _abort_keys(self, keys: list[int]) -> None:
+        if keys and self._client is not None and self._client.failure is None:
+            self._send_unsent()
+            self._client.abort_nowait(keys)
+
+    def _release(self, live: _LiveRequest) -> None:
+        """The reader is done with a request, or has gone away."""
+        del self._live[live.request.request_id]
+        state = live.state
+        if state is None:
+            return
+        self._processor.remove(state.key)
+        if state.finish_reason is None:
+            self._abort_keys([state.key])
+
+    def _take_output(self, columns: OutputColumns) -> None:
+        processed = self._processor.process(columns, time.time())
+        if processed.finish_keys:
+            self._connected().finish(processed.finish_keys)
+        _notify(processed.changed)
+
+    def _take_load(self, snapshot: LoadSnapshot) -> None:
+        self.stats = snapshot
+
+    def _lose_core(self, reason: str) -> None:
+        self._end_all(reason, 500)
+
+    def _end_all(self, reason: str, status: int) -> None:
+        _notify(self._processor.fail_all(reason, status, time.time()))
+
+
+def _notify(states: Sequence[SequenceState]) -> None:
+    for state in states:
+        waiter: Any = state.waiter
+        if waiter is not None:
+            waiter.notify()
+
+
+def _raise_if_refused(output: GenerationOutput) -> None:
+    """A request that the engine refused never ran: that is an error of the call, not a result."""
+    reason = output.finish_reason
+    if reason is None or reason.type != "abort" or output.output_ids or reason.status_code not in REFUSING_STATUSES:
+        return
+    raise RequestError(reason.message or "the request was refused", status=reason.status_code)
