@@ -43,15 +43,7 @@ class Checkpoint:
         index = directory / INDEX_NAME
         if index.is_file():
             return cls(directory, _read_indexed(index))
-        if (directory / SINGLE_NAME).is_file():
-            return cls(directory, read_header(directory / SINGLE_NAME))
-        files = sorted(directory.glob("*.safetensors"))
-        if not files:
-            raise StartupError(
-                f"no safetensors weights found under {directory}: expected {SINGLE_NAME} or {INDEX_NAME}; "
-                f"other weight formats have to be converted first"
-            )
-        return cls(directory, _read_unindexed(files))
+        return cls(directory, _read_unindexed(_unindexed_files(directory)))
 
     def require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check that every tensor of ``shapes`` is there, with that shape and a floating-point type.
@@ -75,6 +67,29 @@ class Checkpoint:
                     f"tensor {name} has dtype {entry.dtype} ({entry.file}); "
                     f"supported weight types: {', '.join(sorted(FLOATING_DTYPES))}"
                 )
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that belong to a checkpoint; with an index some of them may not exist.
+
+    Raises:
+        StartupError: there are none, or the index is bad.
+    """
+    index = directory / INDEX_NAME
+    if index.is_file():
+        return [directory / shard for shard in sorted(set(_weight_map(index).values()))]
+    return _unindexed_files(directory)
+
+
+def _unindexed_files(directory: Path) -> list[Path]:
+    single = directory / SINGLE_NAME
+    files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise StartupError(
+            f"no safetensors weights found under {directory}: expected {SINGLE_NAME} or {INDEX_NAME}; "
+            f"other weight formats have to be converted first"
+        )
+    return files
 
 
 def _read_indexed(index: Path) -> dict[str, TensorEntry]:
@@ -101,7 +116,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise StartupError(f"invalid safetensors index {index}: 'weight_map' must be a non-empty object")
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
+        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
             raise StartupError(
                 f"invalid safetensors index {index}: 'weight_map' gives {shard!r} for tensor {name!r}, not a file name"
             )

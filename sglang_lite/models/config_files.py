@@ -25,7 +25,7 @@ def read_json_object(path: Path, what: str) -> dict[str, Any]:
         raise StartupError(f"cannot read {what} {path}: {error}") from error
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise StartupError(f"cannot parse {what} {path}: {error}") from error
     if not isinstance(value, dict):
         raise StartupError(f"cannot parse {what} {path}: expected a JSON object, got {type(value).__name__}")

@@ -93,7 +93,8 @@ def build_dense_decoder(
         is_last = layer + 1 == description.num_layers
         next_norm = reader.read(FINAL_NORM if is_last else f"{layer_prefix(layer + 1)}input_layernorm.weight")
         layers.append(_build_layer(description, reader, ops, layer, next_norm))
-    lm_head = ops.pack_linear(embedding if description.tie_word_embeddings else reader.read(LM_HEAD), None)
+    tied = description.tie_word_embeddings
+    lm_head = ops.pack_linear(embedding if tied else reader.read(LM_HEAD), None, shared=tied)
     rotary = RotaryTable(description.rope, num_positions, ops.device)
     return DenseDecoder(description, ops, rotary, embedding, first_norm, layers, lm_head)
 

@@ -9,6 +9,7 @@ import os
 import re
 from pathlib import Path
 
+from sglang_lite.models.checkpoint import weight_files
 from sglang_lite.types import StartupError
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -28,9 +29,9 @@ def resolve_model_path(name_or_path: str, *, revision: str | None = None, downlo
         StartupError: it is no directory, not cached, and cannot be fetched.
     """
     path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    if name_or_path and path.is_dir():
         return path
-    if path.exists():
+    if path.is_file():
         raise StartupError(
             f"model path is not a local directory: {name_or_path} is a file; pass the directory it is in"
         )
@@ -60,7 +61,7 @@ def cache_directory() -> Path:
 
 
 def find_cached(repo_id: str, revision: str | None = None) -> Path | None:
-    """The snapshot of a repository in the cache, or None when it is absent or has no config or no weights.
+    """The snapshot of a repository in the cache, or None when it is absent or incomplete.
 
     Layout: ``models--org--name/refs/<branch>`` holds a commit; ``snapshots/<commit>`` holds the files.
     """
@@ -69,8 +70,17 @@ def find_cached(repo_id: str, revision: str | None = None) -> Path | None:
     reference = folder / "refs" / wanted
     commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else wanted
     snapshot = folder / "snapshots" / commit
-    complete = (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors"))
-    return snapshot if complete else None
+    return snapshot if _is_complete(snapshot) else None
+
+
+def _is_complete(snapshot: Path) -> bool:
+    """Whether the configuration and every weight file are there; an interrupted download leaves some out."""
+    if not (snapshot / "config.json").is_file():
+        return False
+    try:
+        return all(file.is_file() for file in weight_files(snapshot))
+    except StartupError:
+        return False
 
 
 def _is_offline() -> bool:

@@ -39,6 +39,7 @@ DTYPE_BITS: Mapping[str, int] = MappingProxyType(
 FLOATING_DTYPES = frozenset({"F16", "BF16", "F32", "F64"})
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
+_LFS_POINTER_START = b"version "
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,10 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         with path.open("rb") as file:
             file_bytes = file.seek(0, 2)
             file.seek(0)
-            header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            length_field = file.read(_LENGTH_BYTES)
+            header_bytes = int.from_bytes(length_field, "little")
+            if length_field == _LFS_POINTER_START:
+                raise _invalid_header(path, "this is a Git LFS pointer, not the weights (run 'git lfs pull')")
             if file_bytes < _LENGTH_BYTES:
                 raise _invalid_header(path, f"the file has {file_bytes} bytes, fewer than the length field")
             if not 0 < header_bytes <= min(_MAX_HEADER_BYTES, file_bytes - _LENGTH_BYTES):
@@ -81,8 +85,11 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     except OSError as error:
         raise StartupError(f"cannot read safetensors file {path}: {error}") from error
     header = _parse(path, text)
+    header.pop("__metadata__", None)
     data_bytes = file_bytes - _LENGTH_BYTES - header_bytes
-    return {name: _entry(path, name, value, data_bytes) for name, value in header.items() if name != "__metadata__"}
+    entries = {name: _entry(path, name, value, data_bytes) for name, value in header.items()}
+    _check_coverage(path, header, data_bytes)
+    return entries
 
 
 def _invalid_header(path: Path, reason: str) -> StartupError:
@@ -98,7 +105,7 @@ def _invalid_tensor(path: Path, name: str, reason: str) -> StartupError:
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
         raise _invalid_header(path, f"not JSON ({error})") from error
     if not isinstance(header, dict):
         raise _invalid_header(path, f"expected a JSON object, got {type(header).__name__}")
@@ -129,6 +136,18 @@ def _entry(path: Path, name: str, value: Any, data_bytes: int) -> TensorEntry:
             path, name, f"ends at byte {end} of data that ends at {data_bytes}: the file is truncated"
         )
     return TensorEntry(name, path, dtype, tuple(shape), expected)
+
+
+def _check_coverage(path: Path, header: Mapping[str, Any], data_bytes: int) -> None:
+    """The format wants every byte of the data to belong to exactly one tensor."""
+    covered = 0
+    for begin, end, name in sorted((*value["data_offsets"], name) for name, value in header.items()):
+        if begin != covered:
+            fault = "overlaps the tensor before it" if begin < covered else "leaves a gap before it"
+            raise _invalid_tensor(path, name, f"begins at byte {begin}, not at {covered}: it {fault}")
+        covered = end
+    if covered != data_bytes:
+        raise _invalid_header(path, f"the tensors end at byte {covered} of {data_bytes} bytes of data")
 
 
 def _are_counts(value: Any) -> bool:

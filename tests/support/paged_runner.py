@@ -38,7 +38,8 @@ class PagedRunner:
         self._model, self._ops = model, ops
         self._geometry = KVGeometry(num_pages, page_size, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
         shape = (num_pages, model.num_layers, 2, page_size, model.num_kv_heads, model.head_dim)
-        self.pool = torch.full(shape, float("nan"), dtype=dtype)
+        # Slots that no token was written to hold what would be seen at once if attention looked at them.
+        self.pool = torch.full(shape, 1000.0, dtype=dtype)
         # Handed out in an order that is neither rising nor falling, so that a page index taken for a position shows.
         self._free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -71,7 +72,7 @@ class PagedRunner:
             slots += [sequence.pages[position // size] * size + position % size for position in span]
             sequence.num_tokens = stop
         hidden = self._forward([work[index] for index in order], sum(is_decode), positions, slots)
-        logits = self._model.logits(hidden).split([len(work[index][1]) for index in order])
+        logits = self._model.logits(hidden).split_with_sizes([len(work[index][1]) for index in order])
         return [logits[order.index(index)] for index in range(len(work))]
 
     def _forward(

@@ -48,7 +48,7 @@ class ReferenceOperations:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> ReferenceLinear:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> ReferenceLinear:
         return ReferenceLinear(weight, bias)
 
     def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
