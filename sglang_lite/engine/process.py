@@ -13,15 +13,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 import msgspec
 import zmq
 
-from sglang_lite.engine.build import CoreParts, build_core_parts
+from sglang_lite.config import ServerConfig
 from sglang_lite.engine.core import EngineCore
 from sglang_lite.engine.launch import LaunchMessage
 from sglang_lite.engine.messages import Failure, Progress, Ready
+from sglang_lite.engine.parts import Build
 from sglang_lite.engine.transport import ZmqTransport
 from sglang_lite.types import StartupError
 
@@ -34,12 +34,8 @@ EXIT_ORPHANED = 75
 FAREWELL_SECONDS = 2.0
 """How long the last message of a core may take to leave."""
 
-Report = Callable[[str, float], None]
-Build = Callable[[str, Report], CoreParts]
-"""Makes the parts of a core from a configuration (JSON), reporting progress (message, fraction)."""
 
-
-def main(build: Build = build_core_parts) -> int:
+def main(build: Build) -> int:
     """Run a core until the front ends it. Returns the exit code of the process.
 
     Args:
@@ -63,7 +59,8 @@ def main(build: Build = build_core_parts) -> int:
 def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
     started = time.monotonic()
     try:
-        parts = build(launch.config, lambda message, fraction: transport.send(Progress(message, fraction)))
+        config = ServerConfig.from_json(launch.config)
+        parts = build(config, lambda message, fraction: transport.send(Progress(message, fraction)))
     except StartupError as error:
         transport.send(Failure(str(error), startup=True))
         return EXIT_STARTUP_FAILURE
@@ -104,4 +101,6 @@ def _leave_with_front(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from sglang_lite.engine.build import build_core_parts
+
+    sys.exit(main(build_core_parts))

@@ -1,4 +1,4 @@
-"""How the engine core receives commands and sends events: over ZMQ in its own process, in memory for the offline engine."""
+"""How the engine core receives commands and sends events: over ZMQ from its own process, or within one."""
 
 from __future__ import annotations
 

@@ -1,0 +1,88 @@
+"""What an engine core is made of, whoever builds it: the model's executor, or a null executor in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar, get_args
+
+from sglang_lite.config import ServerConfig
+from sglang_lite.engine.info import EngineInfo
+from sglang_lite.execution.base import Executor
+from sglang_lite.scheduler.config import EvictionPolicy, Policy, SchedulerConfig
+from sglang_lite.scheduler.scheduler import Scheduler
+from sglang_lite.types import StartupError
+
+CPU_CHUNK_TOKENS = 512
+"""Prompt tokens of one step on a CPU: larger chunks are hardly faster there and hold up the running requests."""
+
+DEVICE_CHUNK_TOKENS = 8192
+"""Prompt tokens of one step on an accelerator."""
+
+_Choice = TypeVar("_Choice")
+
+Report = Callable[[str, float], None]
+"""Takes (message, fraction in 0..1 or a negative number) while a core is built."""
+
+
+@dataclass(slots=True, frozen=True)
+class CoreParts:
+    """A core ready to run.
+
+    Attributes:
+        depth: plans in flight at once.
+    """
+
+    scheduler: Scheduler
+    executor: Executor
+    info: EngineInfo
+    depth: int
+
+
+Build = Callable[[ServerConfig, Report], CoreParts]
+"""Makes the parts of a core; raises ``StartupError`` for what cannot be served."""
+
+
+def make_scheduler(config: ServerConfig, info: EngineInfo) -> Scheduler:
+    """The scheduler for a pool and a model of that size, under the policies of the configuration.
+
+    Raises:
+        StartupError: a policy has no implementation.
+    """
+    policy = _chosen(config.schedule_policy, get_args(Policy), "--schedule-policy")
+    eviction = _chosen(config.radix_eviction_policy, get_args(EvictionPolicy), "--radix-eviction-policy")
+    return Scheduler(
+        SchedulerConfig(
+            num_pages=info.num_pages,
+            page_size=info.page_size,
+            context_length=info.context_length,
+            max_running_requests=info.max_running_requests,
+            max_queued_requests=config.max_queued_requests,
+            chunked_prefill_size=chunk_tokens(config),
+            max_prefill_tokens=config.max_prefill_tokens,
+            prefill_max_requests=config.prefill_max_requests,
+            policy=policy,
+            low_priority_first=config.schedule_low_priority_values_first,
+            eviction_policy=eviction,
+            enable_radix_cache=not config.disable_radix_cache,
+            eos_token_ids=info.eos_token_ids,
+            max_wait_ms=config.max_wait_ms,
+            waiting_timeout=config.request_waiting_timeout or 0.0,
+            running_timeout=config.request_running_timeout or 0.0,
+            overlap=not config.disable_overlap_schedule,
+        )
+    )
+
+
+def chunk_tokens(config: ServerConfig) -> int:
+    """Prompt tokens of one step; -1 when prompts are not cut."""
+    if config.chunked_prefill_size is not None:
+        return config.chunked_prefill_size
+    return CPU_CHUNK_TOKENS if config.device == "cpu" else DEVICE_CHUNK_TOKENS
+
+
+def _chosen(value: str, choices: tuple[_Choice, ...], flag: str) -> _Choice:
+    for choice in choices:
+        if choice == value:
+            return choice
+    raise StartupError(f"{flag} {value}: allowed are {', '.join(map(str, choices))}")
