@@ -1,0 +1,150 @@
+"""Gauges and counters of the engine core, read from its load snapshot at every scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class LoadLike(Protocol):
+    """The load snapshot fields that are exported (``engine.info.LoadSnapshot`` has them)."""
+
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_retracted(self) -> int: ...
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def free_pages(self) -> int: ...
+    @property
+    def evictable_pages(self) -> int: ...
+    @property
+    def max_running_requests(self) -> int: ...
+    @property
+    def generation_throughput(self) -> float: ...
+    @property
+    def cache_hit_rate(self) -> float: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def generated_tokens(self) -> int: ...
+    @property
+    def retractions(self) -> int: ...
+    @property
+    def evicted_tokens(self) -> int: ...
+    @property
+    def idle_seconds(self) -> float: ...
+    @property
+    def cpu_seconds(self) -> float: ...
+    @property
+    def used_tokens(self) -> int: ...
+    @property
+    def max_total_tokens(self) -> int: ...
+    @property
+    def token_usage(self) -> float: ...
+
+
+class EngineCollector(Collector):
+    """Exports the load snapshot it was last given.
+
+    Args:
+        labels: values of the labels of the serving process; the rank labels of a single engine are added.
+        context_length: most tokens of prompt and output together.
+        weight_bytes, kv_cache_bytes: sizes, shown in GiB.
+        startup_seconds: phase -> seconds.
+    """
+
+    def __init__(
+        self,
+        labels: Mapping[str, str],
+        *,
+        context_length: int,
+        weight_bytes: int = 0,
+        kv_cache_bytes: int = 0,
+        startup_seconds: Mapping[str, float] | None = None,
+    ) -> None:
+        ranks = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+        self._names = [*labels, *ranks]
+        self._values = [*labels.values(), *ranks.values()]
+        self._context_length = context_length
+        self._sizes = {"weight": weight_bytes / 2**30, "kv_cache": kv_cache_bytes / 2**30}
+        self._startup = dict(startup_seconds or {})
+        self.snapshot: LoadLike | None = None
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"sglang:{name}", text, labels=self._names)
+        family.add_metric(self._values, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"sglang:{name}", text, labels=self._names)
+        family.add_metric(self._values, value)
+        return family
+
+    def describe(self) -> list[Metric]:
+        """Nothing is known before the first snapshot."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of the snapshot at hand, and the constants of the engine."""
+        yield self._gauge("context_len", "Context limit in tokens.", self._context_length)
+        for name, size in self._sizes.items():
+            yield self._gauge(f"{name}_memory_usage_gb", f"Memory of the {name.replace('_', ' ')}, GiB.", size)
+        startup = GaugeMetricFamily(
+            "sglang:startup_time_seconds", "Seconds of each start-up phase.", labels=[*self._names, "phase"]
+        )
+        for phase, seconds in self._startup.items():
+            startup.add_metric([*self._values, phase], seconds)
+        yield startup
+        if self.snapshot is not None:
+            yield from self._gauges(self.snapshot)
+            yield from self._counters(self.snapshot)
+
+    def _gauges(self, load: LoadLike) -> Iterator[Metric]:
+        capacity = load.max_running_requests
+        gauges: list[tuple[str, str, float]] = [
+            ("num_running_reqs", "Requests in the running batch.", load.num_running),
+            ("num_queue_reqs", "Requests waiting.", load.num_waiting),
+            ("num_grammar_queue_reqs", "Requests whose grammar is compiling.", 0),
+            ("num_retracted_reqs", "Requests preempted and waiting to resume.", load.num_retracted),
+            ("num_used_tokens", "KV token slots in use.", load.used_tokens),
+            ("token_usage", "Used share of the KV pool.", load.token_usage),
+            ("gen_throughput", "Output tokens per second.", load.generation_throughput),
+            ("cache_hit_rate", "Share of prompt tokens found in the prefix cache.", load.cache_hit_rate),
+            ("utilization", "Running requests over the limit.", load.num_running / capacity if capacity else 0.0),
+            ("max_total_num_tokens", "KV token slots of the pool.", load.max_total_tokens),
+            ("page_size", "Token slots of a page.", load.page_size),
+            ("num_pages", "Pages of the pool.", load.num_pages),
+            ("kv_available_tokens", "Free KV token slots.", load.free_pages * load.page_size),
+            ("kv_evictable_tokens", "KV token slots held only by the cache.", load.evictable_pages * load.page_size),
+            ("kv_used_tokens", "KV token slots held by requests.", load.used_tokens),
+        ]
+        for name, text, value in gauges:
+            yield self._gauge(name, text, value)
+
+    def _counters(self, load: LoadLike) -> Iterator[Metric]:
+        counters: list[tuple[str, str, float]] = [
+            ("num_retracted_requests", "Preemptions for memory.", load.retractions),
+            ("evicted_tokens", "Prefix-cache tokens evicted.", load.evicted_tokens),
+            ("scheduler_idle_seconds", "Seconds the engine core waited for work.", load.idle_seconds),
+            ("scheduler_process_cpu_seconds", "Processor seconds of the engine core.", load.cpu_seconds),
+        ]
+        for name, text, value in counters:
+            yield self._counter(name, text, value)
+        realtime = CounterMetricFamily(
+            "sglang:realtime_tokens", "Tokens by how they came about.", labels=[*self._names, "mode"]
+        )
+        realtime.add_metric([*self._values, "prefill_compute"], max(0, load.prompt_tokens - load.cached_tokens))
+        realtime.add_metric([*self._values, "prefill_cache"], load.cached_tokens)
+        realtime.add_metric([*self._values, "decode"], load.generated_tokens)
+        yield realtime

@@ -1,0 +1,1 @@
+"""The HTTP front: an aiohttp application over an asynchronous engine."""

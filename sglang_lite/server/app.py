@@ -1,0 +1,58 @@
+"""The aiohttp application: routes and what surrounds them."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from sglang_lite.observability.metrics import ServerMetrics
+from sglang_lite.server.auth import auth_middleware
+from sglang_lite.server.bodies import MAX_BODY_BYTES
+from sglang_lite.server.chat_routes import add_chat_routes
+from sglang_lite.server.completion_routes import add_completion_routes
+from sglang_lite.server.context import CONTEXT, ServerContext
+from sglang_lite.server.control_routes import add_control_routes
+from sglang_lite.server.cors import add_origin_headers, preflight_middleware
+from sglang_lite.server.health_routes import add_health_routes
+from sglang_lite.server.info_routes import add_info_routes
+from sglang_lite.server.load_routes import add_load_routes
+from sglang_lite.server.metrics_routes import add_metrics_routes, engine_collector
+from sglang_lite.server.middleware import error_middleware, generation_middleware, metrics_middleware
+from sglang_lite.server.native_routes import add_native_routes
+from sglang_lite.server.tokenize_routes import add_tokenize_routes
+
+
+def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) -> web.Application:
+    """The application of one server.
+
+    Args:
+        context: its engine must be started. With ``enable_metrics`` in the configuration, its metrics are made here
+            unless they are set.
+        max_body_bytes: a longer request body is answered with 413.
+    """
+    config = context.config
+    middlewares: list[Middleware] = [error_middleware, preflight_middleware]
+    if config.enable_metrics and context.metrics is None:
+        role = config.disaggregation_mode if config.is_disaggregated else "unified"
+        context.metrics = ServerMetrics(context.model_name, role)
+    if context.metrics is not None:
+        middlewares.insert(0, metrics_middleware(context.metrics.http))
+    if config.api_key or config.admin_api_key:
+        middlewares.append(auth_middleware(config.api_key, config.admin_api_key))
+    middlewares.append(generation_middleware)
+    app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
+    app[CONTEXT] = context
+    app.on_response_prepare.append(add_origin_headers)
+    add_health_routes(app)
+    add_info_routes(app)
+    add_load_routes(app)
+    add_control_routes(app)
+    add_native_routes(app)
+    add_completion_routes(app)
+    add_chat_routes(app)
+    add_tokenize_routes(app)
+    if context.metrics is not None:
+        collector = engine_collector(context, context.metrics)
+        context.metrics.register(collector)
+        add_metrics_routes(app, context.metrics, collector)
+    return app

@@ -1,0 +1,81 @@
+"""Reading request bodies: size, content type, JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from sglang_lite.types import RequestError
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+"""Largest request body; a longer one is answered with 413."""
+
+_decoder = msgspec.json.Decoder()
+
+
+def decode_json(body: bytes) -> Any:
+    """Decode a JSON body.
+
+    Non-finite numbers, which strict JSON does not have but common clients send, are decoded so that the validation
+    of the field can name it.
+
+    Raises:
+        RequestError: not JSON, or nested too deeply.
+    """
+    if not body.strip():
+        raise RequestError("the request body is empty; expected a JSON object")
+    try:
+        return _decoder.decode(body)
+    except RecursionError:
+        raise RequestError("the request body is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if not isinstance(error, msgspec.ValidationError) and b"NaN" not in body and b"Infinity" not in body:
+            raise RequestError(f"the request body is not valid JSON: {error}") from None
+    return _decode_lenient(body)
+
+
+def _decode_lenient(body: bytes) -> Any:
+    try:
+        value = json.loads(body)
+        # A lone surrogate passes json but can be neither tokenized nor sent back.
+        msgspec.json.encode(value)
+    except RecursionError:
+        raise RequestError("the request body is nested too deeply") from None
+    except ValueError as error:
+        raise RequestError(f"the request body is not valid JSON: {error}") from None
+    return value
+
+
+async def read_object(request: web.Request, *, optional: bool = False) -> dict[str, Any]:
+    """The JSON object in the body of ``request``; with ``optional`` an absent body counts as an empty object.
+
+    Raises:
+        RequestError: not a JSON object; on ``/v1`` routes also a content type other than application/json.
+        web.HTTPRequestEntityTooLarge: more than the application's limit.
+    """
+    if optional and not request.can_read_body:
+        return {}
+    body = await request.read()
+    if optional and not body.strip():
+        return {}
+    if request.path.startswith("/v1/") and request.content_type != "application/json":
+        raise RequestError(
+            f"Unsupported Media Type: Only 'application/json' is allowed, got {request.content_type[:100]!r}"
+        )
+    value = decode_json(body)
+    if not isinstance(value, dict):
+        raise RequestError(f"the request body must be a JSON object, got {_json_type(value)}")
+    return value
+
+
+def _json_type(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return "an array"
+    if isinstance(value, str):
+        return "a string"
+    return "a boolean" if isinstance(value, bool) else "a number"

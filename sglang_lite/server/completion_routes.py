@@ -1,0 +1,209 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from sglang_lite.frontend.fields import wrong_type
+from sglang_lite.frontend.openai_sampling import completion_sampling
+from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
+from sglang_lite.frontend.tokenizer import Tokenizer
+from sglang_lite.server import fields
+from sglang_lite.server.bodies import read_object
+from sglang_lite.server.context import ServerContext, context_of
+from sglang_lite.server.errors import json_response
+from sglang_lite.server.event_replies import reply_with_events
+from sglang_lite.server.generation import MergedStream, collect
+from sglang_lite.server.identity import Identity
+from sglang_lite.server.openai_common import (
+    StreamOptions,
+    check_model,
+    finish_name,
+    matched_stop,
+    now,
+    total_usage,
+)
+from sglang_lite.server.openai_logprobs import completion_logprobs
+from sglang_lite.server.sequences import Prompt, build_sequences
+from sglang_lite.server.token_text import OffsetCounter
+from sglang_lite.server.unsupported import refuse_constraints
+from sglang_lite.types import RequestError
+
+_MAX_TOP_LOGPROBS = 128
+_PROMPT_KINDS = "a string, a list of strings, a list of token ids or a list of lists of token ids"
+
+
+def read_prompts(value: Any) -> list[Prompt]:
+    """The prompts in the field ``prompt``.
+
+    Raises:
+        RequestError: missing, empty or of another type.
+    """
+    if value is None or value == []:
+        raise RequestError("Prompt cannot be empty" if value == [] else "prompt is required", field="prompt")
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        wrong_type("prompt", value, _PROMPT_KINDS)
+    if fields.is_integer_list(value):
+        return [value]
+    if all(isinstance(item, str) for item in value) or all(fields.is_integer_list(item) for item in value):
+        return value
+    wrong_type("prompt", value, _PROMPT_KINDS)
+
+
+@dataclass(slots=True, frozen=True)
+class CompletionCall:
+    """One request: its sequences and how the reply is written.
+
+    Attributes:
+        prompt_texts: text of each prompt for ``echo``, else empty strings.
+        logprobs: alternatives per position; None when no log-probabilities are wanted.
+    """
+
+    identity: Identity
+    model: str
+    sequences: list[GenerateRequest]
+    choices: int
+    options: StreamOptions
+    prompt_texts: list[str]
+    echo: bool
+    logprobs: int | None
+    tokenizer: Tokenizer | None
+    created: int
+    weight_version: str
+
+    def header(self) -> dict[str, Any]:
+        """The fields that open the reply and every chunk."""
+        return {"id": self.identity.shown, "object": "text_completion", "created": self.created, "model": self.model}
+
+    def prompt_text(self, index: int) -> str:
+        """The echoed prompt of sequence ``index``."""
+        return self.prompt_texts[index // self.choices]
+
+
+def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str, str]) -> CompletionCall:
+    """Check a request body.
+
+    Raises:
+        RequestError: a field is wrong.
+    """
+    model, options = check_model(context, body), StreamOptions.read(body)
+    prompts, echo = read_prompts(body.get("prompt")), fields.boolean(body, "echo")
+    logprobs = fields.integer(body, "logprobs", minimum=0, maximum=_MAX_TOP_LOGPROBS)
+    tokenizer = context.engine.tokenizer
+    if echo and tokenizer is None:
+        raise RequestError("echo needs a tokenizer; this server runs with --skip-tokenizer-init", field="echo")
+    refuse_constraints(body)
+    sampling = completion_sampling(body, vocab_size=context.engine.info.vocab_size, defaults=context.native_defaults)
+    identity = Identity.read(context, body, headers, "cmpl-")
+    sequences = build_sequences(
+        context,
+        body,
+        headers,
+        prompts,
+        sampling,
+        identity,
+        stream=options.stream,
+        return_logprob=logprobs is not None,
+        logprob_start_len=0 if echo and logprobs is not None else -1,
+        top_logprobs_num=logprobs or 0,
+    )
+    texts = [_echo_text(prompt, tokenizer) if echo else "" for prompt in prompts]
+    weights = context.config.weight_version
+    return CompletionCall(
+        identity, model, sequences, sampling.n, options, texts, echo, logprobs, tokenizer, now(), weights
+    )
+
+
+def _echo_text(prompt: Prompt, tokenizer: Tokenizer | None) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if tokenizer is None or any(not 0 <= token < tokenizer.vocab_size for token in prompt):
+        return ""  # the engine refuses the prompt with the range of the vocabulary
+    return tokenizer.decode(prompt, skip_special_tokens=True)
+
+
+class CompletionWriter:
+    """Writes choices: whole ones, or what is new since the last event of each."""
+
+    def __init__(self, call: CompletionCall) -> None:
+        self._call = call
+        count = len(call.sequences)
+        self._sent_text = [0] * count
+        self._sent_logprobs = [0] * count
+        self._offsets = [OffsetCounter() for _ in range(count)]
+        self._newest: list[GenerationOutput | None] = [None] * count
+
+    def _new_logprobs(self, index: int, output: GenerationOutput) -> dict[str, Any] | None:
+        call = self._call
+        if call.logprobs is None:
+            return None
+        positions = list(output.output_logprobs[self._sent_logprobs[index] :])
+        if call.echo and self._sent_logprobs[index] == 0 and self._newest[index] is None:
+            positions = [*output.input_logprobs, *positions]
+        self._sent_logprobs[index] = len(output.output_logprobs)
+        return completion_logprobs(positions, call.tokenizer, self._offsets[index], with_top=call.logprobs > 0)
+
+    def choice(self, index: int, output: GenerationOutput) -> dict[str, Any]:
+        """What ``output`` adds to choice ``index``."""
+        logprobs = self._new_logprobs(index, output)
+        text = output.text[self._sent_text[index] :]
+        if self._newest[index] is None:
+            text = self._call.prompt_text(index) + text
+        self._sent_text[index] = len(output.text)
+        self._newest[index] = output
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_name(output.finish_reason),
+            "matched_stop": matched_stop(output.finish_reason),
+        }
+
+    def usage(self) -> dict[str, Any]:
+        """Usage so far."""
+        return total_usage(self._newest, self._call.choices)
+
+    def events(self, index: int, output: GenerationOutput) -> Iterator[Any]:
+        """One chunk, unless nothing is new."""
+        nothing_new = len(output.text) == self._sent_text[index] and (
+            self._call.logprobs is None or len(output.output_logprobs) == self._sent_logprobs[index]
+        )
+        if output.finish_reason is None and nothing_new:
+            return
+        chunk = {**self._call.header(), "choices": [self.choice(index, output)], "usage": None}
+        if self._call.options.continuous_usage:
+            chunk["usage"] = self.usage()
+        yield chunk
+
+    def closing_events(self) -> Iterator[Any]:
+        """The usage chunk, when asked for."""
+        if self._call.options.include_usage:
+            yield {**self._call.header(), "choices": [], "usage": self.usage()}
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """Complete one or several prompts."""
+    context = context_of(request)
+    call = read_call(context, await read_object(request), request.headers)
+    writer = CompletionWriter(call)
+    if call.options.stream:
+        return await reply_with_events(request, MergedStream(context, call.sequences, call.choices), writer)
+    outputs = await collect(context, call.sequences, call.choices)
+    body = {
+        **call.header(),
+        "choices": [writer.choice(index, output) for index, output in enumerate(outputs)],
+        "usage": writer.usage(),
+        "metadata": {"weight_version": call.weight_version},
+    }
+    return json_response(body)
+
+
+def add_completion_routes(app: web.Application) -> None:
+    """Register the route of this module."""
+    app.router.add_post("/v1/completions", completions)

@@ -1,0 +1,141 @@
+"""What every route needs: the engine, the configuration, the metrics and where the server is in its life."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiohttp import web
+
+from sglang_lite.frontend.chat_template import ChatTemplate
+from sglang_lite.frontend.openai_sampling import default_sampling
+from sglang_lite.frontend.request_ids import RequestIds
+
+if TYPE_CHECKING:
+    from sglang_lite.config import ServerConfig
+    from sglang_lite.engine.info import EngineInfo, LoadSnapshot
+    from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
+    from sglang_lite.frontend.tokenizer import Tokenizer
+    from sglang_lite.models.description import ModelDescription
+    from sglang_lite.observability.metrics import ServerMetrics
+
+
+class ServingEngine(Protocol):
+    """What the HTTP front asks of an engine (``engine.async_engine.AsyncEngine`` provides it).
+
+    ``generate`` yields cumulative snapshots, the last one with a finish reason; closing it early aborts the request.
+    It raises ``RequestError`` before the first snapshot when the request cannot be served.
+    """
+
+    config: ServerConfig
+    description: ModelDescription
+    tokenizer: Tokenizer | None
+
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def is_alive(self) -> bool: ...
+    @property
+    def failure(self) -> str | None: ...
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationOutput, None]: ...
+    def abort(self, request_id: str) -> bool: ...
+    async def abort_all(self) -> int: ...
+    async def flush_cache(self, timeout: float = 0.0) -> bool: ...
+    async def loads(self) -> LoadSnapshot: ...
+    async def ping(self, timeout: float) -> None: ...
+    async def pause(self, mode: str = "abort") -> None: ...
+    async def resume(self) -> None: ...
+
+
+class Phase(enum.Enum):
+    """Where the server is between binding its port and leaving."""
+
+    WARMING = "warming up"
+    READY = "ready"
+    DRAINING = "shutting down"
+
+
+class ServerContext:
+    """State shared by the routes of one application.
+
+    Args:
+        engine: started.
+        launch_command: the command line with secrets removed, for ``/server_info``.
+
+    Attributes:
+        config: the engine's configuration.
+        metrics: None without ``--enable-metrics``.
+        phase: set by whoever runs the server.
+        paused: ``/pause_generation`` was called and not yet undone.
+        chat_template: None without a tokenizer.
+        native_defaults, chat_defaults: sampling parameters for keys that a request leaves out.
+        requests_in_flight: generation requests between arrival and the end of their reply.
+        idle: set while there are none.
+
+    Raises:
+        StartupError: the chat template is not valid.
+    """
+
+    def __init__(self, engine: ServingEngine, *, launch_command: str = "") -> None:
+        config = engine.config
+        self.engine = engine
+        self.config = config
+        self.launch_command = launch_command
+        self.metrics: ServerMetrics | None = None
+        self.phase = Phase.WARMING
+        self.paused = False
+        self.startup_seconds: dict[str, float] = {}
+        self.chat_template: ChatTemplate | None = None
+        if engine.tokenizer is not None:
+            self.chat_template = ChatTemplate.for_tokenizer(
+                engine.tokenizer,
+                override=config.chat_template,
+                default_variables=config.default_chat_template_kwargs,
+            )
+        recommended: Mapping[str, Any] = {}
+        if config.sampling_defaults == "model":
+            recommended = engine.description.generation_defaults
+        self.native_defaults = default_sampling({}, config.preferred_sampling_params)
+        self.chat_defaults = default_sampling(recommended, config.preferred_sampling_params)
+        self.requests_in_flight = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._request_ids = RequestIds()
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the model is served."""
+        return self.config.public_name
+
+    @property
+    def accepted_model_names(self) -> tuple[str, ...]:
+        """Names that a request may put into ``model``."""
+        return (self.config.public_name, self.config.model_path or "", "default")
+
+    def new_request_id(self, prefix: str) -> str:
+        """An id that this server never gives again."""
+        return self._request_ids.make(time.time_ns(), prefix)
+
+    @contextmanager
+    def generation(self) -> Iterator[None]:
+        """Count a generation request for as long as it takes."""
+        self.requests_in_flight += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.requests_in_flight -= 1
+            if self.requests_in_flight == 0:
+                self.idle.set()
+
+
+CONTEXT: web.AppKey[ServerContext] = web.AppKey("context", ServerContext)
+
+
+def context_of(request: web.Request) -> ServerContext:
+    """The context of the application that got ``request``."""
+    return request.app[CONTEXT]

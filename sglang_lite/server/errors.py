@@ -1,0 +1,69 @@
+"""Error bodies: the native envelope, the OpenAI object, and which of them a path speaks."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from sglang_lite.types import RequestError
+
+_OPENAI_PATHS = ("/v1/", "/tokenize", "/detokenize", "/invocations")
+_encoder = msgspec.json.Encoder()
+
+
+def encode_json(value: Any) -> bytes:
+    """Compact JSON; NaN and infinities become null."""
+    return _encoder.encode(value)
+
+
+def json_response(value: Any, status: int = 200) -> web.Response:
+    """A JSON reply."""
+    return web.Response(body=encode_json(value), status=status, content_type="application/json")
+
+
+def speaks_openai(path: str) -> bool:
+    """Whether errors of ``path`` use the OpenAI error object."""
+    return path.startswith(_OPENAI_PATHS)
+
+
+def openai_error(message: str, status: int, *, kind: str | None = None, param: str | None = None) -> dict[str, Any]:
+    """The flat error object of SGLang's OpenAI routes.
+
+    ``kind`` defaults to ``BadRequestError`` for 400 and to the status as text for everything else.
+    """
+    if kind is None:
+        kind = "BadRequestError" if status == HTTPStatus.BAD_REQUEST else str(status)
+    return {"object": "error", "message": message, "type": kind, "param": param, "code": status}
+
+
+def native_error(message: str, status: int) -> dict[str, Any]:
+    """The envelope of native routes: a message alone for bad input, SGLang's flat object inside for the rest."""
+    if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return {"error": {"message": message}}
+    return {**openai_error(message, status), "error": {"message": message, "code": status}}
+
+
+def error_body(path: str, error: RequestError) -> dict[str, Any]:
+    """The body that tells a client of ``path`` about ``error``."""
+    if speaks_openai(path):
+        return openai_error(error.message, error.status, param=error.field)
+    return native_error(error.message, error.status)
+
+
+def error_response(path: str, error: RequestError) -> web.Response:
+    """``error_body`` with the status of the error."""
+    return json_response(error_body(path, error), error.status)
+
+
+def stream_error(path: str, error: RequestError) -> dict[str, Any]:
+    """The event that ends a stream in which something went wrong."""
+    kind = "invalid_request_error"
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        kind = HTTPStatus(error.status).name
+    if speaks_openai(path):
+        return {"error": openai_error(error.message, error.status, kind=kind, param=error.field)}
+    retryable = error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+    return {"error": {"message": error.message, "type": kind, "code": error.status, "retryable": retryable}}

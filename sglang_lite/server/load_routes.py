@@ -1,0 +1,136 @@
+"""Load reports for routers and operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from aiohttp import web
+
+from sglang_lite.engine.info import EngineInfo, LoadSnapshot
+from sglang_lite.observability.metrics import CONTENT_TYPE
+from sglang_lite.server.context import context_of
+from sglang_lite.server.errors import json_response
+from sglang_lite.server.info_routes import package_version
+from sglang_lite.types import RequestError
+
+_SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues")
+_PREFIXES = {"memory": "sglang_memory_", "queues": "sglang_queues_"}
+
+
+def core_section(load: LoadSnapshot) -> dict[str, Any]:
+    """The flat fields of one load, under SGLang's names and the native runtime's."""
+    capacity = load.max_running_requests
+    requests = load.num_running + load.num_waiting
+    return {
+        "timestamp": load.timestamp,
+        "dp_rank": 0,
+        "num_running_reqs": load.num_running,
+        "num_waiting_reqs": load.num_waiting,
+        "num_waiting_uncached_tokens": load.waiting_tokens,
+        "num_used_tokens": load.used_tokens,
+        "num_total_tokens": load.used_tokens + load.waiting_tokens,
+        "num_active_tokens": load.used_tokens,
+        "num_prealloc_ready_tokens": 0,
+        "max_total_num_tokens": load.max_total_tokens,
+        "max_running_requests": capacity,
+        "token_usage": load.token_usage,
+        "gen_throughput": load.generation_throughput,
+        "cache_hit_rate": load.cache_hit_rate,
+        "utilization": load.num_running / capacity if capacity else 0.0,
+        "total_prefill_uncached_tokens": load.prompt_tokens - load.cached_tokens,
+        "num_reqs": requests,
+        "waiting_queue_depth": load.num_waiting,
+        "decode_queue_depth": load.num_running,
+        "available_cache_pages": load.free_pages + load.evictable_pages,
+        "free_pages": load.free_pages,
+    }
+
+
+def _memory_section(load: LoadSnapshot, info: EngineInfo) -> dict[str, Any]:
+    return {
+        "weight_gb": info.weight_bytes / 2**30,
+        "kv_cache_gb": info.num_pages * info.kv_cache.page_size_bytes / 2**30,
+        "graph_gb": 0.0,
+        "token_capacity": load.max_total_tokens,
+    }
+
+
+def _queues_section(load: LoadSnapshot) -> dict[str, Any]:
+    paused = load.num_running if load.paused else 0
+    waiting = load.num_waiting
+    return {"waiting": waiting, "grammar": 0, "paused": paused, "retracted": load.num_retracted, "prealloc_ready": 0}
+
+
+def _wanted_sections(include: str | None) -> set[str]:
+    """Raises RequestError for a section that does not exist."""
+    if include is None:
+        return set(_SECTIONS)
+    names = {name.strip() for name in include.split(",") if name.strip()}
+    unknown = sorted(names - {*_SECTIONS, "all"})
+    if unknown:
+        allowed = ", ".join((*_SECTIONS, "all"))
+        raise RequestError(f"Invalid include sections: {', '.join(unknown)[:200]}; allowed: {allowed}", field="include")
+    return set(_SECTIONS) if "all" in names else names
+
+
+def _load_entry(load: LoadSnapshot, info: EngineInfo, sections: set[str]) -> dict[str, Any]:
+    entry: dict[str, Any] = core_section(load) if "core" in sections else {"timestamp": load.timestamp, "dp_rank": 0}
+    if "memory" in sections:
+        entry["memory"] = _memory_section(load, info)
+    if "queues" in sections:
+        entry["queues"] = _queues_section(load)
+    return entry
+
+
+def _prometheus_lines(entry: dict[str, Any]) -> Iterator[str]:
+    for name, value in entry.items():
+        if isinstance(value, dict):
+            prefix = _PREFIXES[name]
+            yield from (f'{prefix}{key}{{dp_rank="0"}} {number}' for key, number in value.items())
+        elif name not in ("timestamp", "dp_rank"):
+            yield f'sglang_{name}{{dp_rank="0"}} {value}'
+
+
+async def loads(request: web.Request) -> web.Response:
+    """The load of every replica. ``include`` picks sections, ``format=prometheus`` changes the format."""
+    context, query = context_of(request), request.query
+    sections = _wanted_sections(query.get("include"))
+    rank = query.get("dp_rank")
+    if rank is not None and not rank.lstrip("-").isdecimal():
+        raise RequestError(f"dp_rank must be an integer, got {rank[:50]!r}", field="dp_rank")
+    load = await context.engine.loads()
+    entries = [] if rank is not None and int(rank) != 0 else [_load_entry(load, context.engine.info, sections)]
+    if query.get("format") == "prometheus":
+        text = "".join(f"{line}\n" for entry in entries for line in _prometheus_lines(entry))
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+    body = {
+        "timestamp": datetime.now(UTC).isoformat(),
+        "version": package_version(),
+        "accelerator": None if context.engine.info.device == "cpu" else context.engine.info.device,
+        "num_accelerators": 0 if context.engine.info.device == "cpu" else context.config.tp_size,
+        "aggregate": {"total_tokens": load.num_running + load.num_waiting},
+        "loads": entries,
+    }
+    return json_response(body)
+
+
+async def get_load(request: web.Request) -> web.Response:
+    """The older, shorter report."""
+    load = await context_of(request).engine.loads()
+    entry = {
+        "dp_rank": 0,
+        "num_reqs": load.num_running + load.num_waiting,
+        "num_waiting_reqs": load.num_waiting,
+        "num_tokens": load.used_tokens + load.waiting_tokens,
+        "num_pending_tokens": load.waiting_tokens,
+    }
+    return json_response([entry])
+
+
+def add_load_routes(app: web.Application) -> None:
+    """Register the routes of this module."""
+    app.router.add_get("/v1/loads", loads)
+    app.router.add_get("/get_loads", loads)
+    app.router.add_get("/get_load", get_load)

@@ -1,0 +1,76 @@
+"""What happens around every handler: errors become replies, calls are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from sglang_lite.observability.metrics import HttpMetrics
+from sglang_lite.server.context import Phase, context_of
+from sglang_lite.server.errors import error_response, json_response, openai_error
+from sglang_lite.types import RequestError
+
+logger = logging.getLogger(__name__)
+
+
+_GENERATION_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/invocations"})
+_REASONS = {404: "Not Found", 405: "Method Not Allowed", 413: "Request Entity Too Large"}
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn what a handler raises into a reply: bad input into its 4xx, a fault of ours into a 500."""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        return error_response(request.path, error)
+    except web.HTTPException as error:
+        message = _REASONS.get(error.status, error.reason)
+        body = openai_error(message, error.status, kind=str(error.status))
+        response = json_response(body, error.status)
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    except (ConnectionError, asyncio.CancelledError):
+        raise  # the client is gone: nobody reads a reply
+    except Exception as error:  # one request's fault must not reach the others
+        logger.exception("%s %s failed", request.method, request.path)
+        message = f"Internal server error: {type(error).__name__}"
+        return json_response(openai_error(message, 500, kind="InternalServerError"), 500)
+
+
+@web.middleware
+async def generation_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count generation requests, which a shutdown waits for, and refuse them before and after the server's time."""
+    if request.method == "GET" or request.path not in _GENERATION_PATHS:
+        return await handler(request)
+    context = context_of(request)
+    if not context.engine.is_alive:
+        raise RequestError(f"the engine is not running: {context.engine.failure or 'it was stopped'}", status=503)
+    if context.phase is not Phase.READY:
+        raise RequestError(f"the server is {context.phase.value}", status=503)
+    with context.generation():
+        return await handler(request)
+
+
+def metrics_middleware(metrics: HttpMetrics) -> Middleware:
+    """A middleware that counts requests, replies and requests in progress by route."""
+
+    @web.middleware
+    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        # The pattern, not the path: clients must not be able to create series.
+        endpoint = resource.canonical if resource is not None else "unmatched"
+        status: int | None = None
+        metrics.started(endpoint, request.method)
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            metrics.ended(endpoint, request.method, status)
+
+    return count

@@ -1,0 +1,129 @@
+"""Results of ``/generate``: text, output ids and ``meta_info``, whole, cumulative or as deltas."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_lite.engine.result import generation_result, result_options
+from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
+from sglang_lite.frontend.tokenizer import Tokenizer
+
+_PER_TOKEN_LISTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+_PER_PROMPT_LISTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
+
+
+@dataclass(slots=True, frozen=True)
+class NativeFormat:
+    """How the results of one HTTP request are written.
+
+    Attributes:
+        is_batch: results are a list, and stream events carry ``index``.
+        incremental: stream events carry only what is new.
+        text_in_logprobs: log-probabilities carry the token's text.
+        with_timings: add the latencies that SGLang shows with metrics on.
+    """
+
+    tokenizer: Tokenizer | None
+    weight_version: str
+    is_batch: bool
+    incremental: bool
+    text_in_logprobs: bool
+    return_prompt_token_ids: bool
+    with_timings: bool
+
+
+class NativeWriter:
+    """Writes results of the sequences of one request."""
+
+    def __init__(self, form: NativeFormat, requests: Sequence[GenerateRequest]) -> None:
+        self._form = form
+        self._requests = requests
+        self._started_at = time.time()
+        self._first_token_at: dict[int, float] = {}
+        # (characters, tokens) that the stream of each sequence has shown.
+        self._sent = [(0, 0)] * len(requests)
+        token_text = form.tokenizer.token_text if form.tokenizer is not None and form.text_in_logprobs else None
+        self._options = [
+            result_options(
+                request,
+                with_text=form.tokenizer is not None,
+                token_text=token_text,
+                weight_version=form.weight_version,
+            )
+            for request in requests
+        ]
+
+    def result(self, index: int, output: GenerationOutput) -> dict[str, Any]:
+        """The whole object for sequence ``index``."""
+        body = generation_result(output, self._options[index])
+        # The list lives on while a snapshot waits for a slow reader.
+        del body["output_ids"][output.completion_tokens :]
+        if output.finish_reason is not None:
+            self._add_ending(index, output, body)
+        return body
+
+    def _add_ending(self, index: int, output: GenerationOutput, body: dict[str, Any]) -> None:
+        reason, now = output.finish_reason, time.time()
+        body["request_id"] = output.request_id
+        body["finish_reason"] = reason.type if reason is not None else None
+        body["usage"] = {
+            "prompt_tokens": output.prompt_tokens,
+            "completion_tokens": output.completion_tokens,
+            "cached_tokens": output.cached_tokens,
+        }
+        if self._form.return_prompt_token_ids:
+            body["prompt_token_ids"] = self._prompt_ids(index)
+        body["meta_info"]["response_sent_to_client_ts"] = now
+        if self._form.with_timings:
+            first = self._first_token_at.get(index, now)
+            made = output.completion_tokens - 1
+            body["meta_info"] |= {
+                "request_received_ts": self._started_at,
+                "request_finished_ts": now,
+                "first_token_latency": first - self._started_at,
+                "decode_throughput": made / (now - first) if made > 0 and now > first else None,
+            }
+
+    def _prompt_ids(self, index: int) -> list[int]:
+        request = self._requests[index]
+        if request.input_ids is not None:
+            return request.input_ids
+        if self._form.tokenizer is None or request.text is None:
+            return []
+        return self._form.tokenizer.encode(request.text, add_special_tokens=request.add_special_tokens)
+
+    def _keep_new(self, body: dict[str, Any], characters: int, tokens: int) -> None:
+        if "text" in body:
+            body["text"] = body["text"][characters:]
+        del body["output_ids"][:tokens]
+        meta = body["meta_info"]
+        for name in _PER_TOKEN_LISTS:
+            if name in meta:
+                del meta[name][:tokens]
+        if tokens:
+            # Prompt positions came with the first event.
+            for name in _PER_PROMPT_LISTS:
+                if name in meta:
+                    meta[name] = []
+
+    def events(self, index: int, output: GenerationOutput) -> Iterator[Any]:
+        """One event a snapshot, unless it shows nothing new."""
+        if output.completion_tokens > 0:
+            self._first_token_at.setdefault(index, time.time())
+        sent, now = self._sent[index], (len(output.text), output.completion_tokens)
+        if output.finish_reason is None and now == sent:
+            return
+        event = self.result(index, output)
+        if self._form.incremental:
+            self._keep_new(event, *sent)
+        if self._form.is_batch:
+            event["index"] = index
+        self._sent[index] = now
+        yield event
+
+    def closing_events(self) -> Iterator[Any]:
+        """None: every sequence ends with an event of its own."""
+        return iter(())

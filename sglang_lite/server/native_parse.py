@@ -1,0 +1,198 @@
+"""Reading the body of ``/generate``: prompts, per-item parameters, ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_lite.frontend.fields import wrong_type
+from sglang_lite.frontend.request import GenerateRequest
+from sglang_lite.frontend.request_ids import parse_request_id
+from sglang_lite.frontend.validation import parse_sampling_params, parse_token_ids, parse_token_ids_logprob
+from sglang_lite.server import fields
+from sglang_lite.server.context import ServerContext
+from sglang_lite.server.identity import ID_FIELDS
+from sglang_lite.server.sequences import Prompt, choice_sampling, namespace_of, read_priority
+from sglang_lite.server.unsupported import check_rank, refuse_constraints, refuse_unsupported
+from sglang_lite.types import RequestError, SamplingParams
+
+_NO_PROMPT = "Either text, input_ids or input_embeds should be provided."
+_MAX_TOP_LOGPROBS = 1024
+_SCALAR_LOGPROB_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num")
+
+
+@dataclass(slots=True, frozen=True)
+class NativeCall:
+    """The sequences of one ``/generate`` request.
+
+    Attributes:
+        requests: prompt-major.
+        choices: sequences of each prompt.
+        is_batch: the reply is a list.
+    """
+
+    requests: list[GenerateRequest]
+    choices: int
+    stream: bool
+    is_batch: bool
+    text_in_logprobs: bool
+    return_prompt_token_ids: bool
+
+
+@dataclass(slots=True, frozen=True)
+class _Batch:
+    """A body together with how many prompts it has, so that per-prompt fields can be read from it."""
+
+    body: Mapping[str, Any]
+    count: int
+    is_batch: bool
+
+    def column(self, name: str) -> list[Any]:
+        """A field that may be one value for all prompts or, in a batch, a list with one for each."""
+        value = self.body.get(name)
+        if not isinstance(value, list):
+            return [value] * self.count
+        if not self.is_batch:
+            wrong_type(name, value, "a single value, because there is one prompt")
+        self.check_length(name, value)
+        return value
+
+    def check_length(self, name: str, value: list[Any]) -> None:
+        """Raises RequestError when a per-prompt list has another length than the batch."""
+        if len(value) != self.count:
+            raise RequestError(f"{name} has {len(value)} entries for {self.count} prompts", field=name)
+
+    def rows(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
+        """One small object a prompt with its values of ``names``."""
+        columns = {name: self.column(name) for name in names}
+        return [{name: column[index] for name, column in columns.items()} for index in range(self.count)]
+
+
+def read_prompts(context: ServerContext, body: Mapping[str, Any]) -> tuple[list[Prompt], bool]:
+    """The prompts, and whether they came as a list.
+
+    Raises:
+        RequestError: none, two sources, an empty one, or a wrong type.
+    """
+    text, ids = body.get("text"), body.get("input_ids")
+    if text is not None and ids is not None:
+        raise RequestError("text and input_ids are both set; send exactly one of them", field="text")
+    if ids is not None:
+        return _read_ids(ids, context.engine.info.vocab_size)
+    if text is None:
+        raise RequestError(_NO_PROMPT, field="text")
+    is_batch = isinstance(text, list)
+    prompts = text if is_batch else [text]
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            wrong_type("text", prompt, "a value or an array of values for StringOrList")
+    if not prompts:
+        raise RequestError("text cannot be empty.", field="text")
+    return prompts, is_batch
+
+
+def _read_ids(ids: Any, vocab_size: int) -> tuple[list[Prompt], bool]:
+    if isinstance(ids, list) and ids and isinstance(ids[0], list):
+        return [
+            parse_token_ids(item, vocab_size=vocab_size, field=f"input_ids[{index}]") for index, item in enumerate(ids)
+        ], True
+    return [parse_token_ids(ids, vocab_size=vocab_size)], False
+
+
+def _request_ids(context: ServerContext, batch: _Batch) -> list[str]:
+    name = next((name for name in ID_FIELDS if batch.body.get(name) is not None), "rid")
+    value = batch.body.get(name)
+    if isinstance(value, list) and batch.is_batch:
+        if len(value) != batch.count:
+            raise RequestError(
+                "The specified rids length mismatch with the batch_size for batch processing.", field=name
+            )
+        ids = [parse_request_id(item, name) for item in value]
+        if len(set(ids)) < len(ids):
+            repeated = sorted({item for item in ids if ids.count(item) > 1})[:5]
+            raise RequestError(f"Duplicate request IDs detected within the request: {repeated}", field=name)
+        return ids
+    base = context.new_request_id("gnt-") if value is None else parse_request_id(value, name)
+    return [f"{base}_{index}" for index in range(batch.count)] if batch.is_batch else [base]
+
+
+def _token_ids_logprob(batch: _Batch, vocab_size: int) -> list[tuple[int, ...]]:
+    name = "token_ids_logprob"
+    value = batch.body.get(name)
+    if batch.is_batch and isinstance(value, list) and any(isinstance(item, list) for item in value):
+        batch.check_length(name, value)
+        return [parse_token_ids_logprob(item, vocab_size=vocab_size) for item in value]
+    return [parse_token_ids_logprob(value, vocab_size=vocab_size)] * batch.count
+
+
+def _samplings(context: ServerContext, batch: _Batch) -> list[SamplingParams]:
+    shared = batch.body.get("sampling_params")
+    values = batch.column("sampling_params") if isinstance(shared, list) else [shared]
+    found = []
+    for value in values:
+        if isinstance(value, dict):
+            refuse_constraints(value)
+        vocab_size, defaults = context.engine.info.vocab_size, context.native_defaults
+        found.append(parse_sampling_params(value, vocab_size=vocab_size, defaults=defaults))
+    if len({sampling.n for sampling in found}) > 1:
+        raise RequestError("The parallel_sample_num should be the same for all samples in sample params.", field="n")
+    return found if isinstance(shared, list) else found * batch.count
+
+
+def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str, str]) -> NativeCall:
+    """Check a request body.
+
+    Raises:
+        RequestError: a field is wrong or asks for something that is not supported.
+    """
+    refuse_unsupported(body, context.config)
+    check_rank(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
+    stream = fields.boolean(body, "stream")
+    prompts, is_batch = read_prompts(context, body)
+    batch = _Batch(body, len(prompts), is_batch)
+    requests = _requests(context, batch, prompts, stream=stream)
+    return NativeCall(
+        requests,
+        choices=len(requests) // len(prompts),
+        stream=stream,
+        is_batch=is_batch or len(requests) > len(prompts),
+        text_in_logprobs=fields.boolean(body, "return_text_in_logprobs"),
+        return_prompt_token_ids=fields.boolean(body, "return_prompt_token_ids"),
+    )
+
+
+def _requests(context: ServerContext, batch: _Batch, prompts: list[Prompt], *, stream: bool) -> list[GenerateRequest]:
+    samplings = _samplings(context, batch)
+    choices = samplings[0].n
+    _refuse_lists_with_choices(batch, choices)
+    ids = _request_ids(context, batch)
+    extra_ids = _token_ids_logprob(batch, context.engine.info.vocab_size)
+    rows, priority = batch.rows(_SCALAR_LOGPROB_FIELDS), read_priority(batch.body)
+    requests = []
+    for item, (prompt, sampling, row) in enumerate(zip(prompts, samplings, rows, strict=True)):
+        start = fields.integer(row, "logprob_start_len", minimum=-1)
+        top = fields.integer(row, "top_logprobs_num", minimum=0, maximum=_MAX_TOP_LOGPROBS)
+        for choice in range(choices):
+            requests.append(
+                GenerateRequest(
+                    request_id=ids[item] if choices == 1 else f"{ids[item]}_{choice}",
+                    text=prompt if isinstance(prompt, str) else None,
+                    input_ids=None if isinstance(prompt, str) else prompt,
+                    sampling=choice_sampling(sampling, choice),
+                    stream=stream,
+                    return_logprob=fields.boolean(row, "return_logprob"),
+                    logprob_start_len=-1 if start is None else start,
+                    top_logprobs_num=top or 0,
+                    token_ids_logprob=extra_ids[item],
+                    priority=priority,
+                    namespace=namespace_of(batch.body, item),
+                )
+            )
+    return requests
+
+
+def _refuse_lists_with_choices(batch: _Batch, choices: int) -> None:
+    for name in _SCALAR_LOGPROB_FIELDS if choices > 1 else ():
+        if isinstance(batch.body.get(name), list):
+            raise RequestError(f"Cannot use list {name} with parallel_sample_num > 1", field=name)

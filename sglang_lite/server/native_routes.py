@@ -1,0 +1,40 @@
+"""``POST /generate`` and ``PUT /generate``."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from sglang_lite.server.bodies import read_object
+from sglang_lite.server.context import context_of
+from sglang_lite.server.errors import json_response
+from sglang_lite.server.event_replies import reply_with_events
+from sglang_lite.server.generation import MergedStream, collect
+from sglang_lite.server.native_format import NativeFormat, NativeWriter
+from sglang_lite.server.native_parse import read_call
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    """Generate for one prompt or a batch."""
+    context = context_of(request)
+    call = read_call(context, await read_object(request), request.headers)
+    form = NativeFormat(
+        tokenizer=context.engine.tokenizer,
+        weight_version=context.config.weight_version,
+        is_batch=call.is_batch,
+        incremental=call.stream and context.config.incremental_streaming_output,
+        text_in_logprobs=call.text_in_logprobs,
+        return_prompt_token_ids=call.return_prompt_token_ids,
+        with_timings=context.config.enable_metrics,
+    )
+    writer = NativeWriter(form, call.requests)
+    if call.stream:
+        return await reply_with_events(request, MergedStream(context, call.requests, call.choices), writer)
+    outputs = await collect(context, call.requests, call.choices)
+    results = [writer.result(index, output) for index, output in enumerate(outputs)]
+    return json_response(results if call.is_batch else results[0])
+
+
+def add_native_routes(app: web.Application) -> None:
+    """Register the routes of this module."""
+    app.router.add_post("/generate", generate)
+    app.router.add_put("/generate", generate)

@@ -1,0 +1,206 @@
+"""The life of a server process: start the engine, bind, warm up, serve, drain, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvloop
+from aiohttp import web
+
+from sglang_lite.config import ServerConfig
+from sglang_lite.engine.async_engine import AsyncEngine
+from sglang_lite.observability.progress import ProgressLine
+from sglang_lite.server.app import make_app
+from sglang_lite.server.context import Phase, ServerContext
+from sglang_lite.server.health_routes import probe
+from sglang_lite.types import StartupError
+
+logger = logging.getLogger(__name__)
+
+READY_LINE = "The server is fired up and ready to roll!"
+
+_BACKLOG = 4096
+_WATCH_SECONDS = 0.25
+_ABORT_SECONDS = 1.0
+"""How long clients get to receive the end of their aborted requests."""
+_SECRET_FLAGS = ("--api-key", "--admin-api-key")
+EXIT_ENGINE_DIED = 3
+
+
+def run_server(config: ServerConfig) -> int:
+    """Serve ``config`` until a signal or the death of the engine.
+
+    Args:
+        config: prepared by ``startup.prepare``.
+
+    Returns:
+        The exit code: 0 after a signal, not 0 when the engine died.
+
+    Raises:
+        StartupError: the engine or the port cannot be had; nothing is left running.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config))
+
+
+class ShutdownSignals:
+    """SIGTERM and SIGINT: the first asks for a drain, the second for an immediate end."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.immediate = asyncio.Event()
+
+    def install(self) -> None:
+        """Take over both signals in the running event loop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.notify)
+
+    def notify(self) -> None:
+        """A signal came."""
+        (self.immediate if self.drain.is_set() else self.drain).set()
+
+
+async def _serve(config: ServerConfig) -> int:
+    started_at = time.monotonic()
+    signals = ShutdownSignals()
+    signals.install()
+    starting = asyncio.create_task(AsyncEngine.start(config))
+    if not await _first(starting, signals.drain):
+        return 0
+    engine = starting.result()
+    try:
+        context = ServerContext(engine, launch_command=launch_command(sys.argv))
+        async with _listening(context) as stop_listening:
+            warming = asyncio.create_task(warm_up(context))
+            if not await _first(warming, signals.drain):
+                return 0
+            context.startup_seconds["ready"] = time.monotonic() - started_at
+            logger.info("%s (%.1f s)", READY_LINE, context.startup_seconds["ready"])
+            died = await _until_end(context, signals)
+            if died:
+                logger.error("the engine died: %s", engine.failure)
+            else:
+                await stop_listening()
+                await drain(context, signals.immediate, config.drain_timeout)
+            context.phase = Phase.DRAINING
+            await _wait_idle(context, _ABORT_SECONDS)
+            return EXIT_ENGINE_DIED if died else 0
+    finally:
+        await engine.close()
+
+
+async def _first(task: asyncio.Task[Any], stop: asyncio.Event) -> bool:
+    """Wait for ``task``; False when ``stop`` came first and the task was cancelled. Its exception is raised."""
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return False
+    finally:
+        stopping.cancel()
+
+
+@asynccontextmanager
+async def _listening(context: ServerContext) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Serve HTTP; yields the function that closes the port while connections live on.
+
+    Raises:
+        StartupError: the port cannot be bound.
+    """
+    config = context.config
+    # Without access log: a line for every request costs more than many of them take.
+    runner = web.AppRunner(make_app(context), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG)
+        try:
+            await site.start()
+        except OSError as error:
+            raise StartupError(
+                f"cannot bind {config.host}:{config.port}: {error.strerror or error}; "
+                f"choose another --port or end the program that uses it"
+            ) from error
+        for address in runner.addresses:
+            logger.info("listening on http://%s:%d", *address[:2])
+        yield site.stop
+    finally:
+        await runner.cleanup()
+
+
+async def warm_up(context: ServerContext) -> None:
+    """Generate once, so that the first client does not pay for lazy work, then report ready.
+
+    Raises:
+        StartupError: the engine cannot generate.
+    """
+    if not context.config.skip_server_warmup:
+        with ProgressLine("Warming up") as progress:
+            progress.update(0, 1)
+            if not await probe(context):
+                reason = context.engine.failure or "the request failed or took too long"
+                raise StartupError(f"the warm-up generation failed: {reason}")
+            progress.update(1, 1)
+    # What exists now stays: later collections need not look at it.
+    gc.collect()
+    gc.freeze()
+    context.phase = Phase.READY
+
+
+async def _until_end(context: ServerContext, signals: ShutdownSignals) -> bool:
+    """Wait for a signal (False) or the death of the engine (True)."""
+    while context.engine.is_alive:
+        try:
+            async with asyncio.timeout(_WATCH_SECONDS):
+                await signals.drain.wait()
+            return False
+        except TimeoutError:
+            continue
+    return True
+
+
+async def drain(context: ServerContext, immediate: asyncio.Event, timeout: float) -> None:
+    """Let running requests finish, for at most ``timeout`` seconds or until ``immediate``; abort the others."""
+    context.phase = Phase.DRAINING
+    logger.info("shutting down: %d requests in flight, at most %g s", context.requests_in_flight, timeout)
+    idle = asyncio.create_task(_wait_idle(context, timeout))
+    await _first(idle, immediate)
+    if context.requests_in_flight and context.engine.is_alive:
+        count = await context.engine.abort_all()
+        logger.warning("aborted %d requests that were still running", count)
+
+
+async def _wait_idle(context: ServerContext, timeout: float) -> None:
+    try:
+        async with asyncio.timeout(timeout):
+            await context.idle.wait()
+    except TimeoutError:
+        pass
+
+
+def launch_command(arguments: list[str]) -> str:
+    """A command line with the values of secret options removed."""
+    shown: list[str] = []
+    hide_next = False
+    for word in arguments:
+        name, equals, _ = word.partition("=")
+        if hide_next:
+            shown.append("******")
+        elif name in _SECRET_FLAGS and equals:
+            shown.append(f"{name}=******")
+        else:
+            shown.append(word)
+        hide_next = not hide_next and name in _SECRET_FLAGS and not equals
+    return " ".join(shown)

@@ -1,0 +1,95 @@
+"""From prompts and parameters of a request body to the sequences that the engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from sglang_lite.frontend.fields import read_str
+from sglang_lite.frontend.request import GenerateRequest
+from sglang_lite.server import fields
+from sglang_lite.server.context import ServerContext
+from sglang_lite.server.identity import Identity
+from sglang_lite.server.unsupported import check_rank, refuse_constraints, refuse_unsupported
+from sglang_lite.types import SamplingParams
+
+_INT64 = 2**63
+
+Prompt = str | list[int]
+
+
+def namespace_of(body: Mapping[str, Any], index: int = 0) -> str:
+    """The prefix-cache name space that ``cache_salt`` and ``extra_key`` ask for; either may be a list by prompt."""
+    parts = []
+    for name in ("cache_salt", "extra_key"):
+        value = body.get(name)
+        if isinstance(value, list):
+            value = value[index] if index < len(value) else None
+        parts.append("" if value is None else read_str(name, value))
+    # A separator that keeps ("ab", "") and ("a", "b") apart.
+    return "\x1f".join(parts) if any(parts) else ""
+
+
+def read_priority(body: Mapping[str, Any]) -> int:
+    """The field ``priority``, 0 when absent."""
+    priority = fields.integer(body, "priority", minimum=-_INT64, maximum=_INT64 - 1)
+    return 0 if priority is None else priority
+
+
+def choice_sampling(sampling: SamplingParams, choice: int) -> SamplingParams:
+    """Parameters of one of several choices: with a seed, each choice draws its own reproducible sequence."""
+    if choice == 0 or sampling.seed is None:
+        return sampling
+    # Seeds are 63-bit: stay inside.
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % _INT64)
+
+
+def build_sequences(
+    context: ServerContext,
+    body: Mapping[str, Any],
+    headers: Mapping[str, str],
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    identity: Identity,
+    *,
+    stream: bool = False,
+    add_special_tokens: bool = True,
+    return_logprob: bool = False,
+    logprob_start_len: int = -1,
+    top_logprobs_num: int = 0,
+) -> list[GenerateRequest]:
+    """The sequences of an OpenAI request, prompt-major.
+
+    Args:
+        sampling: parameters of every sequence; ``n`` says how many each prompt has.
+
+    Raises:
+        RequestError: a parameter is wrong, or asks for something that is not supported.
+    """
+    refuse_unsupported(body, context.config)
+    refuse_constraints(body)
+    check_rank(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
+    choices = sampling.n
+    priority = read_priority(body)
+    count = len(prompts) * choices
+    sequences = []
+    for index in range(count):
+        prompt = prompts[index // choices]
+        sequences.append(
+            GenerateRequest(
+                request_id=identity.base if count == 1 else f"{identity.base}_{index}",
+                text=prompt if isinstance(prompt, str) else None,
+                input_ids=None if isinstance(prompt, str) else prompt,
+                sampling=choice_sampling(sampling, index % choices),
+                add_special_tokens=add_special_tokens,
+                stream=stream,
+                return_logprob=return_logprob,
+                logprob_start_len=logprob_start_len,
+                top_logprobs_num=top_logprobs_num,
+                priority=priority,
+                namespace=namespace_of(body, index // choices),
+            )
+        )
+    return sequences

@@ -1,0 +1,60 @@
+"""Server-sent events with a bounded backlog."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from aiohttp import web
+
+from sglang_lite.server.errors import encode_json
+
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_DONE = b"data: [DONE]\n\n"
+_BACKLOG_BYTES = 16 * 1024
+"""Unsent bytes, in the process and in the kernel each, beyond which a stream waits for its reader."""
+
+
+class EventStream:
+    """A ``text/event-stream`` reply.
+
+    ``send`` returns when the bytes are on their way or the backlog is small: a reader that is slower than the model
+    makes the caller wait, and the caller then sends the newest snapshot instead of every one in between.
+    """
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._response = web.StreamResponse(headers=_HEADERS)
+        self._response.content_type = "text/event-stream"
+
+    async def start(self) -> None:
+        """Send status 200 and the headers."""
+        transport = self._request.transport
+        if transport is not None:
+            transport.set_write_buffer_limits(high=_BACKLOG_BYTES)
+            connection = transport.get_extra_info("socket")
+            low_water = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+            if low_water is not None and connection is not None and connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, low_water, _BACKLOG_BYTES)
+        await self._response.prepare(self._request)
+
+    async def send(self, value: Any) -> None:
+        """Send one event with ``value`` as JSON.
+
+        Raises:
+            ConnectionError: the reader is gone.
+        """
+        await self._write(b"data: " + encode_json(value) + b"\n\n")
+
+    async def done(self) -> None:
+        """Send the ``[DONE]`` mark of a complete stream."""
+        await self._write(_DONE)
+
+    async def _write(self, frame: bytes) -> None:
+        await self._response.write(frame)
+        await self._request.writer.drain()
+
+    async def finish(self) -> web.StreamResponse:
+        """End the body; the response to return from the handler."""
+        await self._response.write_eof()
+        return self._response

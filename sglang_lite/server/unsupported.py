@@ -1,0 +1,92 @@
+"""Request fields that this server understands but cannot serve: refused, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_lite.config import ServerConfig
+from sglang_lite.frontend.fields import read_int, shorten
+from sglang_lite.types import RequestError
+
+_DISAGGREGATION = ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disaggregated_params")
+_NOT_SUPPORTED = (
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "lora_path",
+    "custom_logit_processor",
+    "session_id",
+    "session_params",
+    "return_hidden_states",
+    "return_routed_experts",
+    "return_sampling_mask",
+    "return_indexer_topk",
+    "return_entropy",
+    "max_thinking_tokens",
+    "watermark",
+    "suffix",
+)
+_CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
+_RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank")
+
+
+def refuse_unsupported(body: Mapping[str, Any], config: ServerConfig) -> None:
+    """Check the fields of a generation request that ask for something else than plain generation.
+
+    Raises:
+        RequestError: 501 for prefill/decode fields on a server without that role, 400 for the rest.
+    """
+    for name in _DISAGGREGATION:
+        if body.get(name) is not None and not config.is_disaggregated:
+            raise RequestError(
+                f"{name} needs a server started with --disaggregation-mode prefill or decode", status=501, field=name
+            )
+    for name in _NOT_SUPPORTED:
+        if body.get(name):
+            raise RequestError(f"{name} is not supported yet", field=name)
+
+
+def refuse_constraints(parameters: Mapping[str, Any]) -> None:
+    """Refuse constrained decoding.
+
+    Raises:
+        RequestError: a grammar is set.
+    """
+    for name in _CONSTRAINTS:
+        if parameters.get(name):
+            raise RequestError(f"{name} is not supported yet", field=name)
+    response_format = parameters.get("response_format")
+    if response_format is None:
+        return
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
+    if kind != "text":
+        raise RequestError(
+            f"response_format {shorten(response_format)} is not supported yet; allowed: {{'type': 'text'}}",
+            field="response_format",
+        )
+
+
+def check_rank(body: Mapping[str, Any], header: str | None, replicas: int) -> None:
+    """Check which replica a request wants.
+
+    Args:
+        header: value of ``X-Data-Parallel-Rank``, which wins over the body.
+        replicas: how many there are.
+
+    Raises:
+        RequestError: not an integer, or no such replica.
+    """
+    if header is not None:
+        try:
+            ranks: list[tuple[str, Any]] = [("X-Data-Parallel-Rank", int(header))]
+        except ValueError:
+            raise RequestError(
+                f"X-Data-Parallel-Rank must be an integer, got {shorten(header)!r}", field="X-Data-Parallel-Rank"
+            ) from None
+    else:
+        ranks = [(name, body[name]) for name in _RANK_FIELDS if body.get(name) is not None]
+    for name, rank in ranks:
+        if not 0 <= read_int(name, rank) < max(1, replicas):
+            raise RequestError(f"{name}={rank} out of range [0, {max(1, replicas)})", field=name)
