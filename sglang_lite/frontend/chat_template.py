@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -203,9 +203,8 @@ def _compile(environment: ImmutableSandboxedEnvironment, name: str, source: str)
 
 
 def _render(template: jinja2.Template, context: dict[str, Any]) -> str:
-    render: Callable[..., str] = template.render
     try:
-        return render(**context)
+        return template.render(context)
     except jinja2.TemplateError as error:
         raise RequestError(f"the chat template refused the messages: {error}", field="messages") from error
     except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:

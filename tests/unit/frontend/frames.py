@@ -1,0 +1,56 @@
+"""Frames as the engine core would send them, from short descriptions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_lite.types import FinishCode, LogprobRecord, OutputColumns
+
+Row = tuple[int, int, FinishCode, int]
+
+
+def frame(
+    rows: list[Row],
+    *,
+    cached_tokens: int = 0,
+    retractions: int = 0,
+    logprobs: list[LogprobRecord] | None = None,
+    messages: dict[int, str] | None = None,
+) -> OutputColumns:
+    """Rows of (key, token, finish code, matched token)."""
+    count = len(rows)
+    return OutputColumns(
+        key=np.array([row[0] for row in rows], np.int64),
+        token=np.array([row[1] for row in rows], np.int32),
+        finish=np.array([int(row[2]) for row in rows], np.uint8),
+        matched=np.array([row[3] for row in rows], np.int32),
+        cached_tokens=np.full(count, cached_tokens, np.int32),
+        retractions=np.full(count, retractions, np.uint8),
+        logprobs=logprobs or [],
+        messages=messages or {},
+    )
+
+
+def tokens(key: int, token_ids: list[int]) -> list[Row]:
+    return [(key, token_id, FinishCode.RUNNING, -1) for token_id in token_ids]
+
+
+def ending(key: int, code: FinishCode, token_id: int = -1, matched: int = -1) -> Row:
+    return (key, token_id, code, matched)
+
+
+def scores(key: int, token_ids: list[int], *, prompt: bool = False, top: int = 2, extra: int = 0) -> LogprobRecord:
+    """Log-probability -(position + 1) / 10 for each token, NaN for the first one of a prompt."""
+    count = len(token_ids)
+    values = -(np.arange(count, dtype=np.float32) + 1) / 10
+    if prompt:
+        values[0] = np.nan
+    return LogprobRecord(
+        key=key,
+        prompt=prompt,
+        token_ids=np.array(token_ids, np.int32),
+        logprobs=values,
+        top_ids=np.array(token_ids, np.int32)[:, None] + np.arange(top, dtype=np.int32),
+        top_logprobs=values[:, None] - np.arange(top, dtype=np.float32),
+        extra_logprobs=values[:, None] - np.arange(extra, dtype=np.float32),
+    )
