@@ -13,7 +13,7 @@ from sglang_lite.frontend.tokenizer import Tokenizer
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, again and again.",
     "삼겹살 먹고 싶다. 세상에서 가장 맛있는 삼겹살!",
-    "你好世界，今天天气很好。中文分词世界",
+    "你好世界。今天天气很好。中文分词世界",
     "Ünïcødé ünï Ñandú façade naïve — “quotes” … 12345",
     "👩‍👩‍👧‍👦 🙂🙂 🎉 emoji 🙂",
     "def main():\n    return 'x' * 3\n\n# done\n",
@@ -25,7 +25,7 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 def chain_backend() -> Backend:
     """Ids 0..255 are the bytes, 256 is XX, 257..259 are special."""
     characters = sorted(byte_level_alphabet().items(), key=lambda entry: entry[1])
-    vocabulary = {character: byte for character, byte in characters} | {"XX": 256}
+    vocabulary = dict(characters) | {"XX": 256}
     backend = Backend(models.BPE(vocabulary, [("X", "X")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
