@@ -107,7 +107,7 @@ class EngineClient:
         self._egress = self._context.socket(zmq.PULL)
         self._egress.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._egress.bind(self._process.egress)
-        self._loop.add_reader(self._egress.getsockopt(zmq.FD), self._drain_egress)
+        self._loop.add_reader(_descriptor(self._egress), self._drain_egress)
         try:
             await self._process.start(self._core_exited)
             info = await asyncio.wait_for(asyncio.shield(self._ready), timeout)
@@ -185,7 +185,7 @@ class EngineClient:
             await self._process.close(grace)
         self._lose_core("the engine was closed")
         if self._egress is not None:
-            self._loop.remove_reader(self._egress.getsockopt(zmq.FD))
+            self._loop.remove_reader(_descriptor(self._egress))
             self._egress.close(0)
         if self._ingress is not None:
             self._ingress.close(0)
@@ -292,3 +292,8 @@ class EngineClient:
         if not self._closing:
             logger.error("%s", reason)
             self._on_death(reason)
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    """The descriptor that becomes readable when the socket has news."""
+    return int(socket.getsockopt(zmq.FD))

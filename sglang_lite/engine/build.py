@@ -1,0 +1,60 @@
+"""Builds the parts of a core with a real model. Imports torch: for the core process and the offline engine only."""
+
+from __future__ import annotations
+
+from sglang_lite.config import ServerConfig
+from sglang_lite.engine.info import EngineInfo, KvCacheInfo
+from sglang_lite.engine.parts import CoreParts, Report, make_scheduler
+from sglang_lite.execution.build import EngineLimits, build_executor
+from sglang_lite.models.description import ModelDescription, read_description
+from sglang_lite.types import StartupError
+
+KV_TENSORS = 2
+"""Tensors per token and layer: keys and values."""
+
+
+def build_core_parts(config: ServerConfig, report: Report) -> CoreParts:
+    """Load the model and allocate the pool as a prepared configuration says.
+
+    Raises:
+        StartupError: the model, its weights or the memory cannot be served.
+    """
+    if config.model_path is None:
+        raise StartupError("no model: --model-path is not set")
+    description = read_description(config.model_path)
+    executor, limits = build_executor(config, description, directory=config.model_path, report=report)
+    info = engine_info(config, description, limits)
+    depth = 1 if config.disable_overlap_schedule else 2
+    return CoreParts(make_scheduler(config, info), executor, info, depth)
+
+
+def engine_info(config: ServerConfig, description: ModelDescription, limits: EngineLimits) -> EngineInfo:
+    """The facts that the front needs, from the model and the pool that was allocated."""
+    geometry = limits.geometry
+    max_total_tokens = geometry.num_pages * geometry.page_size
+    return EngineInfo(
+        context_length=limits.context_length,
+        vocab_size=description.vocab_size,
+        eos_token_ids=description.eos_token_ids,
+        num_pages=geometry.num_pages,
+        page_size=geometry.page_size,
+        max_total_tokens=max_total_tokens,
+        max_req_input_len=min(limits.context_length, max_total_tokens),
+        max_running_requests=limits.max_running_requests,
+        kv_cache=KvCacheInfo(
+            dtype=limits.kv_dtype,
+            page_size=geometry.page_size,
+            num_layers=geometry.num_layers,
+            kv_heads=geometry.num_kv_heads,
+            head_dim=geometry.head_dim,
+            kv_tensors_per_token=KV_TENSORS,
+            bytes_per_token=geometry.bytes_per_token,
+            page_size_bytes=geometry.page_bytes,
+        ),
+        model_type=description.model_type,
+        architectures=(description.architecture,),
+        dtype=limits.dtype,
+        device=config.device,
+        weight_bytes=limits.weight_bytes,
+        startup_seconds=limits.startup_seconds,
+    )

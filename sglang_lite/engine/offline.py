@@ -1,0 +1,269 @@
+"""Engine: generation in this process, without a server, a socket or a second process.
+
+The core is stepped in the thread that waits for a result. Several threads may call the engine at once: whoever steps
+does so for all of them, and their requests run in one batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from sglang_lite import startup
+from sglang_lite.config import ServerConfig
+from sglang_lite.engine.batching import Submission, build_columns
+from sglang_lite.engine.build import build_core_parts
+from sglang_lite.engine.core import EngineCore
+from sglang_lite.engine.frames import ControlEvent, Keys
+from sglang_lite.engine.info import EngineInfo, LoadSnapshot
+from sglang_lite.engine.limits import PreparedPrompt, prepare_prompt
+from sglang_lite.engine.local import LocalTransport
+from sglang_lite.engine.messages import Abort, Finish, Flush, Load, QueryLoad, Reply
+from sglang_lite.engine.offline_requests import CallOptions, SamplingInput, build_requests
+from sglang_lite.engine.parts import Build
+from sglang_lite.engine.result import ResultOptions, generation_result, result_options
+from sglang_lite.frontend.output import OutputProcessor, SequenceState
+from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
+from sglang_lite.frontend.tokenizer import Tokenizer
+from sglang_lite.types import OutputColumns, RequestError
+
+Result = dict[str, Any]
+
+WAIT_SECONDS = 0.05
+"""Longest wait of one turn while requests are there but none can be planned yet."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One sequence of a call and how it is shown."""
+
+    request: GenerateRequest
+    state: SequenceState
+    options: ResultOptions
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    """Replies of the core by call number."""
+
+    replies: dict[int, Reply | Load] = field(default_factory=dict)
+
+    def put(self, event: ControlEvent) -> None:
+        if isinstance(event, (Reply, Load)) and event.call:
+            self.replies[event.call] = event
+
+
+class Engine:
+    """A language model in this process.
+
+    >>> with Engine(model_path="demo", device="cpu") as engine:
+    ...     engine.generate("The capital of France is", {"temperature": 0, "max_new_tokens": 8})["text"]
+
+    Args:
+        config: options of the server; else they are given one by one as keywords (``model_path="..."``).
+
+    Raises:
+        StartupError: the configuration cannot be served.
+    """
+
+    def __init__(self, config: ServerConfig | None = None, *, build: Build = build_core_parts, **options: Any) -> None:
+        given = config if config is not None else ServerConfig(**options)
+        if config is not None and options:
+            given = config.resolved(**options)
+        self.config = startup.prepare(given)
+        self.tokenizer: Tokenizer | None = None
+        if not self.config.skip_tokenizer_init:
+            self.tokenizer = Tokenizer.load(self.config.effective_tokenizer_path)
+        parts = build(self.config, lambda message, fraction: None)
+        self.info: EngineInfo = parts.info
+        self._executor = parts.executor
+        self._processor = OutputProcessor(self.tokenizer, stream_interval=self.config.stream_interval)
+        self._mailbox = _Mailbox()
+        self._transport = LocalTransport(self._take_output, self._mailbox.put)
+        self._core = EngineCore(parts.scheduler, parts.executor, self._transport, depth=parts.depth)
+        self._news: set[int] = set()
+        self._keys = itertools.count(1)
+        self._calls = itertools.count(1)
+        self._stepping = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: SamplingInput = None,
+        *,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        token_ids_logprob: Sequence[int] | None = None,
+        return_text_in_logprobs: bool = False,
+        stream: bool = False,
+    ) -> Any:
+        """Generate from one prompt or many.
+
+        Args:
+            prompt: a text or a list of texts.
+            sampling_params: SGLang's sampling parameters: one mapping for all prompts, or one for each.
+            input_ids: token ids instead of ``prompt``: one list or a list of lists.
+            stream: return an iterator of cumulative results instead; for a batch each has an ``index``.
+
+        Returns:
+            ``{"text", "output_ids", "meta_info"}``, or a list of them for a batch or ``n`` > 1 (prompt-major).
+
+        Raises:
+            RequestError: bad input; nothing of the call runs then.
+        """
+        self._check_open()
+        options = CallOptions(
+            vocab_size=self.info.vocab_size,
+            sampling=sampling_params,
+            defaults=self.config.preferred_sampling_params or {},
+            stream=stream,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+            token_ids_logprob=tuple(token_ids_logprob or ()),
+        )
+        requests, is_batch = build_requests(prompt, input_ids, options)
+        sequences = self._submit(requests, return_text_in_logprobs)
+        if stream:
+            return self._stream(sequences, is_batch)
+        results = self._collect(sequences)
+        return results if is_batch else results[0]
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache; False while requests run."""
+        reply = self._control(Flush(0, next(self._calls), 0.0))
+        return isinstance(reply, Reply) and reply.ok
+
+    def load(self) -> LoadSnapshot:
+        """Load and counters now."""
+        reply = self._control(QueryLoad(0, next(self._calls)))
+        return reply.snapshot if isinstance(reply, Load) else LoadSnapshot()
+
+    def shutdown(self) -> None:
+        """Free the model. Sequences still running are dropped. May be called twice."""
+        with self._stepping:
+            if not self._closed:
+                self._closed = True
+                self._executor.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError("the engine was shut down; make a new one", status=503)
+
+    def _submit(self, requests: Sequence[GenerateRequest], with_token_text: bool) -> list[_Sequence]:
+        """Check all requests, then admit them together."""
+        prompts = [self._prepare(request) for request in requests]
+        token_text = self.tokenizer.token_text if with_token_text and self.tokenizer is not None else None
+        sequences, submissions = [], []
+        now = time.time()
+        for request, prompt in zip(requests, prompts, strict=True):
+            key = next(self._keys)
+            state = self._processor.add(key, request, len(prompt.token_ids), now)
+            options = result_options(
+                request,
+                with_text=self.tokenizer is not None,
+                token_text=token_text,
+                weight_version=self.config.weight_version,
+            )
+            sequences.append(_Sequence(request, state, options))
+            submissions.append(Submission(key, request, prompt))
+        self._transport.put(build_columns(submissions))
+        return sequences
+
+    def _prepare(self, request: GenerateRequest) -> PreparedPrompt:
+        token_ids = request.input_ids
+        if token_ids is None:
+            if self.tokenizer is None:
+                raise RequestError("the engine has no tokenizer (skip_tokenizer_init): pass input_ids", field="prompt")
+            token_ids = self.tokenizer.encode(request.text or "", add_special_tokens=request.add_special_tokens)
+        return prepare_prompt(request, token_ids, self.info, allow_auto_truncate=self.config.allow_auto_truncate)
+
+    def _collect(self, sequences: Sequence[_Sequence]) -> list[Result]:
+        try:
+            while any(sequence.state.finish_reason is None for sequence in sequences):
+                self._turn(sequences)
+            outputs = [self._processor.snapshot(sequence.state) for sequence in sequences]
+        finally:
+            self._release(sequences)
+        for output in outputs:
+            _raise_if_failed(output)
+        pairs = zip(outputs, sequences, strict=True)
+        return [generation_result(output, sequence.options) for output, sequence in pairs]
+
+    def _stream(self, sequences: Sequence[_Sequence], is_batch: bool) -> Iterator[Result]:
+        """Cumulative results as they come. Closing the iterator aborts what still runs."""
+        open_indices = set(range(len(sequences)))
+        try:
+            while open_indices:
+                self._turn([sequences[index] for index in open_indices])
+                for index in sorted(open_indices):
+                    sequence = sequences[index]
+                    if sequence.state.key not in self._news:
+                        continue
+                    self._news.discard(sequence.state.key)
+                    output = self._processor.snapshot(sequence.state)
+                    _raise_if_failed(output)
+                    if output.finish_reason is not None:
+                        open_indices.discard(index)
+                    result = generation_result(output, sequence.options)
+                    yield {**result, "index": index} if is_batch else result
+        finally:
+            self._release(sequences)
+
+    def _turn(self, waiting_for: Sequence[_Sequence]) -> None:
+        """One turn of the core, unless another thread has just finished what this one waits for."""
+        with self._stepping:
+            self._check_open()
+            if all(sequence.state.finish_reason is not None for sequence in waiting_for):
+                return
+            patience = self._core.patience()
+            self._core.step(WAIT_SECONDS if patience is None else min(patience, WAIT_SECONDS))
+
+    def _control(self, command: Flush | QueryLoad) -> Reply | Load:
+        self._check_open()
+        self._transport.put(command)
+        with self._stepping:
+            while command.call not in self._mailbox.replies:
+                self._core.step(min(self._core.patience() or 0.0, WAIT_SECONDS))
+        return self._mailbox.replies.pop(command.call)
+
+    def _release(self, sequences: Sequence[_Sequence]) -> None:
+        running = [s.state.key for s in sequences if s.state.finish_reason is None]
+        for sequence in sequences:
+            self._processor.remove(sequence.state.key)
+            self._news.discard(sequence.state.key)
+        if running and not self._closed:
+            self._transport.put(Keys(Abort(0, 0), np.array(running, np.int64)))
+            with self._stepping:
+                self._core.step(0.0)
+
+    def _take_output(self, columns: OutputColumns) -> None:
+        """Called by the core within ``step``."""
+        processed = self._processor.process(columns, time.time())
+        self._news.update(state.key for state in processed.changed)
+        if processed.finish_keys:
+            self._transport.put(Keys(Finish(), np.array(processed.finish_keys, np.int64)))
+
+
+def _raise_if_failed(output: GenerationOutput) -> None:
+    reason = output.finish_reason
+    if reason is not None and reason.type == "abort":
+        raise RequestError(reason.message or "the request was aborted", status=reason.status_code or 500)
