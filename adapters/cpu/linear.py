@@ -95,7 +95,7 @@ def available_layouts(dtype: torch.dtype, *, shared: bool) -> list[Layout]:
     if not shared:
         engines = (_torch_columns, _numpy_columns) if has_numpy else (_torch_columns,)
         layouts.append(Layout("columns", _to_columns, engines))
-        if torch.backends.mkldnn.is_available() and dtype in (torch.float32, torch.bfloat16):
+        if torch._C._has_mkldnn and dtype in (torch.float32, torch.bfloat16):
             layouts.append(Layout("blocked", _to_blocked, (_onednn_blocked,)))
     return layouts
 

@@ -27,6 +27,7 @@ class DecodeTile:
         rows: slice of the (possibly sorted) rows.
         runs: int64[layers, 2 * n * pages], see ``PoolReader.page_runs``.
         lengths: int64[n].
+        tails: int64[], see ``PoolReader.gather``; None when every row fills its pages.
         masks: window -> mask, made at first use; layers share them.
     """
 
@@ -34,6 +35,7 @@ class DecodeTile:
     runs: Tensor
     lengths: Tensor
     width: int
+    tails: Tensor | None
     masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
@@ -70,7 +72,7 @@ class PagedDecode:
         grouped = query.view(num_rows, groups, num_heads // groups, head_dim)
         output = query.new_empty(num_rows, groups, num_heads // groups, head_dim)
         for tile in self._tiles:
-            keys, values = reader.gather(pool, tile.runs[layer], tile.lengths.shape[0])
+            keys, values = reader.gather(pool, tile.runs[layer], tile.lengths.shape[0], tile.tails)
             part, _ = attend(
                 grouped[tile.rows],
                 keys.transpose(1, 2),
@@ -96,7 +98,8 @@ def plan_paged_decode(
     """
     geometry = reader.geometry
     page_run_bytes = geometry.page_bytes // geometry.num_layers
-    num_pages = -(-lengths // geometry.page_size)
+    page_size = geometry.page_size
+    num_pages = -(-lengths // page_size)
     order: npt.NDArray[np.int64] | None = None
     if num_pages.sum() < _SORTED_SAVING * num_pages.max() * len(num_pages):
         order = np.argsort(-num_pages, kind="stable")
@@ -108,7 +111,12 @@ def plan_paged_decode(
         stop = min(len(lengths), start + rows)
         pages = int(num_pages[start:stop].max())
         runs = reader.page_runs(torch.from_numpy(page_table[start:stop, :pages].reshape(-1)))
-        tile_lengths = torch.from_numpy(lengths[start:stop])
-        tiles.append(DecodeTile(slice(start, stop), runs, tile_lengths, pages * geometry.page_size))
+        tiles.append(_make_tile(slice(start, stop), runs, torch.from_numpy(lengths[start:stop]), pages * page_size))
         start = stop
     return PagedDecode(None if order is None else torch.from_numpy(order), tiles)
+
+
+def _make_tile(rows: slice, runs: Tensor, lengths: Tensor, width: int) -> DecodeTile:
+    empty = (torch.arange(width) >= lengths.unsqueeze(1)).view(-1).nonzero().squeeze(1)
+    tails = torch.cat([empty, empty + lengths.shape[0] * width]) if len(empty) else None
+    return DecodeTile(rows, runs, lengths, width, tails)

@@ -44,10 +44,14 @@ class PoolReader:
         runs = self._layer_runs + pages * (self.geometry.num_layers * 2)
         return runs.view(self.geometry.num_layers, -1)
 
-    def gather(self, pool: Tensor, runs: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    def gather(self, pool: Tensor, runs: Tensor, num_rows: int, tails: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Read the runs of ``num_rows`` equally long rows: keys and values [num_rows, tokens, G, D].
 
         The result lies in scratch memory and holds until the next call.
+
+        Args:
+            tails: int64[], vectors of the result to clear: slots behind the end of a sequence hold anything, and
+                what is not a number would survive a mask.
         """
         geometry = self.geometry
         run_width = geometry.page_size * self.vector_width
@@ -57,5 +61,7 @@ class PoolReader:
                 self._scratch = torch.empty(needed, dtype=geometry.dtype)
         scratch = self._scratch[:needed].view(-1, run_width)
         torch.index_select(pool.view(-1, run_width), 0, runs, out=scratch)
+        if tails is not None:
+            scratch.view(-1, self.vector_width).index_fill_(0, tails, 0.0)
         both = scratch.view(2, num_rows, -1, geometry.num_kv_heads, geometry.head_dim)
         return both[0], both[1]

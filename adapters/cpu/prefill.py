@@ -110,7 +110,7 @@ def _windowed(
 
 def split_heads(x: Tensor, groups: int) -> Tensor:
     """[n, H, D] -> view [G, H / G, n, D]."""
-    return x.unflatten(1, (groups, -1)).permute(1, 2, 0, 3)
+    return x.view(x.shape[0], groups, -1, x.shape[2]).permute(1, 2, 0, 3)
 
 
 def share_heads(x: Tensor, repeat: int) -> Tensor:

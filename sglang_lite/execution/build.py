@@ -1,0 +1,130 @@
+"""From a configuration to an executor that is ready to run plans."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sglang_lite.adapters.base import KVGeometry
+from sglang_lite.adapters.capability import resolve_device
+from sglang_lite.adapters.cpu import CpuOperations
+from sglang_lite.config import ServerConfig
+from sglang_lite.execution.executor import TorchExecutor
+from sglang_lite.execution.memory import available_memory, plan_kv_budget
+from sglang_lite.execution.model_runner import ModelRunner
+from sglang_lite.execution.warm_up import warm_up
+from sglang_lite.models.dense_names import expected_tensors
+from sglang_lite.models.description import ModelDescription
+from sglang_lite.models.registry import load_model
+from sglang_lite.models.repository import resolve_model_path
+from sglang_lite.types import StartupError
+
+DEFAULT_MAX_RUNNING_REQUESTS = 256
+"""Rows of the request table when ``--max-running-requests`` is not set."""
+
+_DTYPES = {
+    "auto": torch.float32,
+    "float": torch.float32,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What the executor was built with.
+
+    Attributes:
+        geometry: of the KV pool.
+        context_length: most tokens of a sequence.
+        max_running_requests: rows of the request table.
+        dtype, kv_dtype: names as in the configuration ("float32", "bfloat16").
+        weight_bytes: of the model's parameters.
+        startup_seconds: phase -> seconds.
+    """
+
+    geometry: KVGeometry
+    context_length: int
+    max_running_requests: int
+    dtype: str
+    kv_dtype: str
+    weight_bytes: int
+    startup_seconds: dict[str, float]
+
+
+def build_executor(
+    config: ServerConfig,
+    description: ModelDescription,
+    *,
+    directory: Path | str | None = None,
+    report: Callable[[str, float], None] = lambda message, fraction: None,
+) -> tuple[TorchExecutor, EngineLimits]:
+    """Check the device, load the weights, allocate the pool, run a first step.
+
+    Args:
+        config: of the server.
+        description: of the model in ``config.model_path``.
+        directory: where the model lies; default: ``config.model_path`` resolved.
+        report: called with (message, fraction done).
+
+    Raises:
+        StartupError: device, dtype, checkpoint or capacity cannot be served.
+    """
+    resolve_device(config.device)
+    dtype = _dtype("--dtype", config.dtype)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else _dtype("--kv-cache-dtype", config.kv_cache_dtype)
+    num_threads = _num_threads()
+    torch.set_num_threads(num_threads)
+    started = time.monotonic()
+    available = available_memory()
+    bytes_per_token = KVGeometry(
+        1, 1, description.num_layers, description.num_kv_heads, description.head_dim, kv_dtype
+    ).bytes_per_token
+    weight_bytes = _weight_bytes(description, dtype)
+    context_length = config.context_length or description.context_length
+    budget = plan_kv_budget(config, bytes_per_token, max(0, available - weight_bytes), context_length)
+    geometry = KVGeometry(
+        budget.num_pages,
+        config.page_size,
+        description.num_layers,
+        description.num_kv_heads,
+        description.head_dim,
+        kv_dtype,
+    )
+    ops = CpuOperations(workspace_bytes=budget.workspace_bytes)
+    report("loading weights", 0.1)
+    if directory is None:
+        directory = resolve_model_path(config.model_path or "", revision=config.revision)
+    model, _ = load_model(directory, ops=ops, dtype=dtype, context_length=context_length)
+    loaded = time.monotonic()
+    report("warming up", 0.9)
+    num_rows = config.max_running_requests or DEFAULT_MAX_RUNNING_REQUESTS
+    runner = ModelRunner(model, ops, geometry, num_rows=num_rows, seed=config.random_seed)
+    executor = TorchExecutor(runner, num_threads=num_threads)
+    warm_up(executor, geometry, context_length)
+    seconds = {"load": loaded - started, "first_step": time.monotonic() - loaded}
+    names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+    limits = EngineLimits(geometry, context_length, num_rows, names[dtype], names[kv_dtype], weight_bytes, seconds)
+    return executor, limits
+
+
+def _dtype(flag: str, name: str) -> torch.dtype:
+    if name not in _DTYPES:
+        raise StartupError(f"{flag} {name} is not supported with --device cpu; allowed: {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _weight_bytes(description: ModelDescription, dtype: torch.dtype) -> int:
+    return sum(math.prod(shape) for shape in expected_tensors(description).values()) * dtype.itemsize
+
+
+def _num_threads() -> int:
+    """Processors this process may use, or fewer when ``OMP_NUM_THREADS`` says so."""
+    return min(torch.get_num_threads(), len(os.sched_getaffinity(0)))

@@ -1,0 +1,84 @@
+"""The executor: one worker thread that runs plans in the order of submission."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from queue import SimpleQueue
+
+import torch
+
+from sglang_lite.execution.base import ExecutionError
+from sglang_lite.execution.model_runner import ModelRunner
+from sglang_lite.scheduler.plan import StepOutput, StepPlan
+
+logger = logging.getLogger(__name__)
+
+
+class TorchExecutor:
+    """See ``execution.base.Executor``.
+
+    Args:
+        runner: used by the worker thread only.
+        num_threads: threads of one operation; None keeps torch's choice.
+    """
+
+    def __init__(self, runner: ModelRunner, *, num_threads: int | None = None) -> None:
+        self._runner = runner
+        self._num_threads = num_threads
+        self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
+        self._results: SimpleQueue[StepOutput | ExecutionError] = SimpleQueue()
+        self._in_flight = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="executor", daemon=True)
+        self._thread.start()
+
+    def submit(self, plan: StepPlan) -> None:
+        """Queue a plan and return at once."""
+        if self._closing.is_set():
+            raise RuntimeError("the executor is closed")
+        self._in_flight += 1
+        self._plans.put(plan)
+
+    def collect(self) -> StepOutput:
+        """Block until the oldest submitted plan is done.
+
+        Raises:
+            ExecutionError: that plan failed; the executor stays usable.
+            RuntimeError: nothing was submitted.
+        """
+        if not self._in_flight:
+            raise RuntimeError("collect() without a submitted plan")
+        result = self._results.get()
+        self._in_flight -= 1
+        if isinstance(result, ExecutionError):
+            raise result
+        return result
+
+    @property
+    def in_flight(self) -> int:
+        """Plans submitted and not yet collected."""
+        return self._in_flight
+
+    def close(self) -> None:
+        """Drop what is queued, wait for the plan that is running, end the thread. May be called twice."""
+        self._closing.set()
+        self._plans.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)  # counts for the calling thread
+        while (plan := self._plans.get()) is not None:
+            if self._closing.is_set():
+                continue
+            self._results.put(self._run(plan))
+
+    def _run(self, plan: StepPlan) -> StepOutput | ExecutionError:
+        try:
+            return self._runner.run(plan)
+        except Exception as error:  # whatever failed, it ends the requests of this plan and nothing else
+            logger.exception("step %d failed", plan.step)
+            failure = ExecutionError(f"step {plan.step} failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return failure

@@ -1,0 +1,92 @@
+"""One step on the device: plan -> tensors -> forward pass -> tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_lite.adapters.base import AttentionBatch, KVGeometry, Operations
+from sglang_lite.execution.kv_pool import allocate_kv_pool
+from sglang_lite.execution.logprobs import LogprobScorer
+from sglang_lite.execution.sampler import Sampler
+from sglang_lite.models.base import CausalLanguageModel
+from sglang_lite.scheduler.plan import StepOutput, StepPlan
+from sglang_lite.types import Int32Array
+
+
+class ModelRunner:
+    """Runs plans one after another. Owns the KV pool and the last token of every row.
+
+    Args:
+        model: the model, on the device of ``ops``.
+        ops: operations of that device.
+        geometry: shape of the pool.
+        num_rows: rows of the request table.
+        seed: of the sampler, for requests without one.
+    """
+
+    def __init__(
+        self,
+        model: CausalLanguageModel,
+        ops: Operations,
+        geometry: KVGeometry,
+        *,
+        num_rows: int,
+        seed: int | None = None,
+    ) -> None:
+        self.geometry = geometry
+        self.pool = allocate_kv_pool(geometry, ops.device)
+        self._model = model
+        self._ops = ops
+        self._sampler = Sampler(model.vocab_size, ops.device, seed)
+        self._scorer = LogprobScorer(model.logits, model.vocab_size)
+        self._last_token = torch.zeros(num_rows, dtype=torch.int64, device=ops.device)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepOutput:
+        """Copy pages, feed the tokens, sample, score."""
+        if len(plan.page_copies):
+            copies = torch.from_numpy(plan.page_copies).long()
+            self._ops.copy_pages(self.pool, copies[:, 0], copies[:, 1])
+        batch = AttentionBatch(
+            num_decode=plan.num_decode,
+            query_lens=plan.query_lens.tolist(),
+            kv_lens=plan.kv_lens.tolist(),
+            slot_mapping=torch.from_numpy(plan.slot_mapping),
+            page_table=torch.from_numpy(plan.page_table.astype(np.int64)),
+            rows=plan.rows,
+        )
+        attention_plan = self._ops.plan_attention(batch, self.geometry)
+        positions = torch.from_numpy(plan.positions.astype(np.int64))
+        hidden = self._model.forward(self._input_ids(plan), positions, self.pool, attention_plan)
+        if len(plan.sample_index) == 0:
+            tokens = np.empty(0, dtype=np.int32)
+            return StepOutput(plan.step, tokens, self._scorer.score(plan, hidden, None, tokens))
+        logits = self._model.logits(self._sampling_hidden(plan, hidden))
+        raw_logits = self._scorer.keep_raw(plan, logits)
+        tokens = self._sample(plan, logits)
+        return StepOutput(plan.step, tokens, self._scorer.score(plan, hidden, raw_logits, tokens))
+
+    def _input_ids(self, plan: StepPlan) -> Tensor:
+        """int64[T]: a decode row's token comes from the step before, wherever the plan does not name it."""
+        ids = torch.from_numpy(plan.input_ids.astype(np.int64))
+        if plan.num_decode:
+            decode = ids[: plan.num_decode]
+            known = self._last_token[torch.from_numpy(plan.rows[: plan.num_decode]).long()]
+            torch.where(decode < 0, known, decode, out=decode)
+        return ids
+
+    def _sampling_hidden(self, plan: StepPlan, hidden: Tensor) -> Tensor:
+        """[S, hidden]: the last token of each row that samples."""
+        if plan.num_decode == len(plan.rows) == len(plan.sample_index):
+            return hidden
+        last = np.cumsum(plan.query_lens, dtype=np.int64)[plan.sample_index] - 1
+        return hidden.index_select(0, torch.from_numpy(last))
+
+    def _sample(self, plan: StepPlan, logits: Tensor) -> Int32Array:
+        rows = plan.rows[plan.sample_index]
+        tokens = self._sampler.sample(logits, plan.sampling, rows, plan.generated, plan.suppressed, plan.resumed)
+        # A row without a token ends; what it would feed next must only be a valid index.
+        self._last_token.index_copy_(0, torch.from_numpy(rows).long(), tokens.clamp(min=0))
+        return tokens.int().cpu().numpy()

@@ -1,0 +1,147 @@
+"""From logits to tokens, with per-request parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sglang_lite.execution.penalties import OutputCounts, apply_penalties
+from sglang_lite.execution.random_numbers import DrawSource
+from sglang_lite.scheduler.plan import SamplingColumns
+from sglang_lite.types import Int32Array
+
+CANDIDATES = 256
+"""Most likely tokens looked at first. A row whose filters keep more of them is sorted as a whole."""
+
+NO_TOKEN = -1
+"""Token of a row whose logits are not finite."""
+
+
+class Sampler:
+    """Samples one token per row.
+
+    Every row's token depends on its own logits, parameters, seed and count of output tokens only: how a row is
+    filtered is decided row by row, and its random number comes from its seed.
+
+    Args:
+        vocab_size: width of the logits.
+        seed: of the generator behind requests without a seed.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device, seed: int | None = None) -> None:
+        self._counts = OutputCounts(vocab_size, device)
+        self._draws = DrawSource(seed)
+
+    def sample(
+        self,
+        logits: Tensor,
+        columns: SamplingColumns,
+        rows: Int32Array,
+        generated: Int32Array,
+        suppressed: dict[int, tuple[int, ...]],
+        resumed: dict[int, Int32Array],
+    ) -> Tensor:
+        """Tokens int64[S], -1 where the logits of a row are not finite.
+
+        Args:
+            logits: float32[S, V]; rows with penalties, bias or suppressed tokens are changed in place.
+            columns: parameters of the rows.
+            rows: int32[S], rows of the request table.
+            generated: int32[S], output tokens of each row so far.
+            suppressed: position -> tokens that may not be drawn.
+            resumed: row -> output tokens so far, where the counts of a penalised row start anew.
+        """
+        for row, output_tokens in resumed.items():
+            self._counts.restart(row, output_tokens)
+        slots = self._counts.slots(rows[columns.penalized]) if len(columns.penalized) else None
+        self._adjust(logits, columns, slots, suppressed)
+        best, tokens = logits.max(dim=-1)
+        if not columns.all_greedy:
+            self._draw_tokens(logits, tokens, columns, generated)
+        tokens.masked_fill_(~best.isfinite(), NO_TOKEN)
+        if slots is not None:
+            self._counts.add(slots, tokens[torch.from_numpy(columns.penalized).long()])
+        return tokens
+
+    def _adjust(
+        self,
+        logits: Tensor,
+        columns: SamplingColumns,
+        slots: Tensor | None,
+        suppressed: dict[int, tuple[int, ...]],
+    ) -> None:
+        """Penalties, bias and suppressed tokens, in place."""
+        if slots is not None:
+            positions = torch.from_numpy(columns.penalized).long()
+            logits[positions] = apply_penalties(logits[positions], self._counts.of(slots), columns)
+        for position, bias in columns.logit_bias.items():
+            logits[position, list(bias)] += torch.tensor(list(bias.values()), dtype=logits.dtype)
+        for position, token_ids in suppressed.items():
+            logits[position, list(token_ids)] = -torch.inf
+
+    def _draw_tokens(self, logits: Tensor, tokens: Tensor, columns: SamplingColumns, generated: Int32Array) -> None:
+        """Overwrite the greedy ``tokens`` of the rows that sample."""
+        draws = self._draws.draw(columns.seed, generated)
+        random = (columns.temperature > 0) & (columns.top_k != 1)
+        filtered = random & ((columns.top_k > 0) | (columns.top_p < 1) | (columns.min_p > 0))
+        for chosen, draw in ((np.flatnonzero(random & ~filtered), _draw_unfiltered), (np.flatnonzero(filtered), None)):
+            if not len(chosen):
+                continue
+            positions = torch.from_numpy(chosen)
+            temperature = torch.from_numpy(columns.temperature[chosen]).unsqueeze(1)
+            scaled = logits.index_select(0, positions).div_(temperature)
+            uniform = torch.from_numpy(draws[chosen])
+            drawn = draw(scaled, uniform) if draw else _draw_filtered(scaled, uniform, columns, chosen)
+            tokens.index_copy_(0, positions, drawn)
+
+
+def _draw_unfiltered(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse of the cumulative distribution over the vocabulary: float32[S, V], float64[S] -> int64[S]."""
+    cumulative = logits.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    return _invert(cumulative, uniform)
+
+
+def _draw_filtered(logits: Tensor, uniform: Tensor, columns: SamplingColumns, chosen: npt.NDArray[np.int64]) -> Tensor:
+    """Rows with top-k, top-p or min-p: look at the most likely tokens first, sort whole rows only if need be."""
+    vocab_size = logits.shape[1]
+    log_total = logits.logsumexp(dim=-1, keepdim=True)
+    top_k = torch.from_numpy(columns.top_k[chosen]).long().unsqueeze(1)
+    top_k = torch.where(top_k > 0, top_k, vocab_size)
+    top_p = torch.from_numpy(columns.top_p[chosen]).double().unsqueeze(1)
+    min_p = torch.from_numpy(columns.min_p[chosen]).unsqueeze(1)
+    values, ids = logits.topk(min(CANDIDATES, vocab_size), dim=-1)
+    cumulative, settled = _filter(values, log_total, top_k, top_p, min_p)
+    tokens = ids.gather(1, _invert(cumulative, uniform).unsqueeze(1)).squeeze(1)
+    if values.shape[1] < vocab_size and not bool(settled.all()):
+        rest = (~settled).nonzero().squeeze(1)
+        values, ids = logits[rest].sort(dim=-1, descending=True, stable=True)
+        cumulative, _ = _filter(values, log_total[rest], top_k[rest], top_p[rest], min_p[rest])
+        tokens[rest] = ids.gather(1, _invert(cumulative, uniform[rest]).unsqueeze(1)).squeeze(1)
+    return tokens
+
+
+def _filter(values: Tensor, log_total: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Cumulative probability over the tokens that the filters keep, and whether the filters end within ``values``.
+
+    Args:
+        values: float32[S, K] logits, falling. log_total: float32[S, 1]. top_k, top_p, min_p: [S, 1].
+
+    Returns:
+        float64[S, K] (constant behind the last token kept), bool[S].
+    """
+    probabilities = (values - log_total).exp()
+    before = probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities
+    keep = (torch.arange(values.shape[1]) < top_k) & (before < top_p) & (probabilities >= min_p * probabilities[:, :1])
+    keep[:, 0] = True
+    return (probabilities * keep).cumsum(dim=-1, dtype=torch.float64), ~keep[:, -1]
+
+
+def _invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """First place whose cumulative weight exceeds the drawn share of the total: float64[S, K], float64[S]."""
+    target = (uniform * cumulative[:, -1]).unsqueeze(1)
+    places = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    # Rounding may carry the target to the very end: take the last place that has weight.
+    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()).squeeze(1)
+    return torch.minimum(places, last)
