@@ -20,10 +20,15 @@ MAX_STOPS = 32
 MAX_STOP_LENGTH = 8192
 """Characters in one stop string; bounds the work of a token."""
 MAX_PATTERN_BYTES = 256
-PATTERN_WINDOW = 16384
-"""Bytes of text before the newest token in which a pattern's match may begin; bounds the work of a token."""
-_PATTERN_MEMORY = 4 << 20
+MAX_PROGRAM_SIZE = 1024
+"""Instructions of all compiled patterns of one request."""
+_MAX_WINDOW = 16384
+_SEARCH_STEPS = 1 << 20
+"""Bound of (instructions x bytes) for one search: a few milliseconds when RE2 is at its slowest."""
+_CHECK_MEMORY = 1 << 16
+_PATTERN_MEMORY = 1 << 20
 _POSITION_SENSITIVE = ("$", r"\z", r"\b", r"\B")
+_UNBOUNDED = ("*", "+", ",}")
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,28 +39,52 @@ class StopMatch:
     is_pattern: bool
 
 
-@functools.lru_cache(maxsize=512)
-def compile_stop_pattern(pattern: str) -> re2._Regexp:
-    """Compile a pattern in RE2's syntax: linear time, so no look-around and no back-references.
+def compile_stop_patterns(patterns: tuple[str, ...]) -> list[re2._Regexp]:
+    """Compile patterns in RE2's syntax: linear time, so no look-around and no back-references.
 
     Raises:
-        RequestError: the pattern is too long, invalid or uses what RE2 does not have.
+        RequestError: a pattern is too long, invalid, uses what RE2 does not have, or they are too expensive together.
     """
+    compiled = [_compile(pattern) for pattern in patterns]
+    size = sum(pattern.programsize for pattern in compiled)
+    if size > MAX_PROGRAM_SIZE:
+        raise _too_expensive(f"has {size} instructions when compiled")
+    return compiled
+
+
+@functools.lru_cache(maxsize=64)
+def _compile(pattern: str) -> re2._Regexp:
     size = len(pattern.encode("utf-8", "replace"))
     if size > MAX_PATTERN_BYTES:
         raise RequestError(f"stop_regex is {size} bytes, over the {MAX_PATTERN_BYTES}-byte limit", field="stop_regex")
-    options = re2.Options()
-    options.log_errors = False
-    options.max_mem = _PATTERN_MEMORY
     try:
-        return re2.compile(pattern.encode(), options)
+        # With little memory first: a huge program is refused before time is spent on it.
+        re2.compile(pattern.encode(), _options(_CHECK_MEMORY))
+        return re2.compile(pattern.encode(), _options(_PATTERN_MEMORY))
     except (re2.error, UnicodeEncodeError) as error:
         reason = error.args[0] if error.args else error
         text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        if "too large" in text:
+            raise _too_expensive("is too large when compiled") from error
         raise RequestError(
             f"stop_regex {pattern!r} is not a valid RE2 pattern: {text} (look-around and back-references do not exist)",
             field="stop_regex",
         ) from error
+
+
+def _options(memory: int) -> re2.Options:
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    options.max_mem = memory
+    return options
+
+
+def _too_expensive(what: str) -> RequestError:
+    return RequestError(
+        f"stop_regex {what}, over the limit of {MAX_PROGRAM_SIZE} instructions; use smaller repetition counts",
+        field="stop_regex",
+    )
 
 
 class StopChecker:
@@ -133,10 +162,16 @@ class StopChecker:
 class _PatternSearch:
     """First place where any pattern has matched, over text that arrives in pieces."""
 
-    __slots__ = ("_every_position", "_patterns", "_text")
+    __slots__ = ("_every_position", "_patterns", "_text", "_window")
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
-        self._patterns = [(pattern, compile_stop_pattern(pattern)) for pattern in patterns]
+        compiled = compile_stop_patterns(patterns)
+        self._patterns = list(zip(patterns, compiled, strict=True))
+        size = sum(pattern.programsize for pattern in compiled)
+        # Without repetition every byte of a match takes its own instruction. With it, a match may begin as far back
+        # as the work of one search allows.
+        bounded = not any(mark in pattern for pattern in patterns for mark in _UNBOUNDED)
+        self._window = size if bounded else min(_MAX_WINDOW, _SEARCH_STEPS // size)
         # Such a pattern may match here and no longer match with more text, so each length has to be looked at.
         self._every_position = any(mark in pattern for pattern in patterns for mark in _POSITION_SENSITIVE)
         self._text = bytearray()
@@ -153,7 +188,7 @@ class _PatternSearch:
 
     def _search(self, delta: str) -> tuple[int, str] | None:
         old = len(self._text)
-        start = max(0, old - PATTERN_WINDOW)
+        start = max(0, old - self._window)
         self._text += delta.encode("utf-8", "replace")
         best: tuple[int, str] | None = None
         for pattern, compiled in self._patterns:

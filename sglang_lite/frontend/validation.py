@@ -21,7 +21,7 @@ from sglang_lite.frontend.fields import (
     shorten,
     wrong_type,
 )
-from sglang_lite.frontend.stop import MAX_STOP_LENGTH, MAX_STOPS, compile_stop_pattern
+from sglang_lite.frontend.stop import MAX_STOP_LENGTH, MAX_STOPS, compile_stop_patterns
 from sglang_lite.types import RequestError, SamplingParams
 
 MAX_SAMPLES = 256
@@ -191,7 +191,7 @@ def _check_stops(read: Mapping[str, Any]) -> None:
     for pattern in patterns:
         if not pattern:
             raise RequestError("stop_regex must not contain an empty pattern", field="stop_regex")
-        compile_stop_pattern(pattern)
+    compile_stop_patterns(patterns)
 
 
 def _read_logit_bias(raw: Mapping[str, Any], vocab_size: int | None) -> dict[int, float]:
