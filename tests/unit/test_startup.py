@@ -172,5 +172,5 @@ def test_port_in_use() -> None:
 
 
 def test_host_that_does_not_exist() -> None:
-    with pytest.raises(StartupError, match="cannot listen on 203.0.113.1"):
+    with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.1"):
         startup.check_port(ServerConfig(model_path="m", device="cpu", host="203.0.113.1"))

@@ -1,0 +1,75 @@
+"""The demo program's parts that need no server."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from sglang_lite import demo
+
+
+def test_port_that_is_taken_is_avoided() -> None:
+    with socket.socket() as listener:
+        listener.bind((demo.HOST, 0))
+        listener.listen()
+        taken = listener.getsockname()[1]
+        chosen = demo.choose_port(taken)
+        assert chosen not in (0, taken)
+    assert demo.choose_port(taken) == taken
+
+
+@pytest.mark.parametrize("line", [b"\n", b": comment\n", b"data: [DONE]\n", b"event: x\n"])
+def test_lines_without_an_event(line: bytes) -> None:
+    assert demo.parse_event(line) is None
+
+
+def test_error_event_ends_the_demo() -> None:
+    with pytest.raises(demo.DemoError, match="out of pages"):
+        demo.parse_event(b'data: {"error": {"message": "out of pages"}}\n')
+
+
+def answer_once(listener: socket.socket, response: bytes) -> None:
+    """Read one request and send ``response``."""
+    connection, _ = listener.accept()
+    with connection:
+        while b'"stream": true' not in connection.recv(65536):
+            pass
+        connection.sendall(response)
+
+
+def converse(response: bytes) -> str:
+    """The text the demo makes of a raw HTTP response."""
+    with socket.create_server((demo.HOST, 0)) as listener:
+        thread = threading.Thread(target=answer_once, args=(listener, response))
+        thread.start()
+        try:
+            return "".join(demo.stream_chat(listener.getsockname()[1], "hi"))
+        finally:
+            thread.join(10)
+
+
+def test_pieces_are_joined() -> None:
+    events = b"".join(
+        b'data: {"choices": [{"delta": %s}]}\n\n' % delta
+        for delta in (b'{"role": "assistant"}', b'{"content": "Gra"}', b'{"content": "vity"}')
+    )
+    body = events + b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n'
+    assert converse(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body) == "Gravity"
+
+
+def test_refused_request_ends_the_demo() -> None:
+    with pytest.raises(demo.DemoError, match="503"):
+        converse(b"HTTP/1.1 503 Unavailable\r\nConnection: close\r\nContent-Length: 5\r\n\r\nlater")
+
+
+def test_broken_connection_ends_the_demo() -> None:
+    with pytest.raises(demo.DemoError, match="broke"):
+        converse(b"")
+
+
+def test_usage_names_the_port() -> None:
+    text = demo.usage(4321)
+    assert "curl http://127.0.0.1:4321/v1/chat/completions" in text
+    assert 'base_url="http://127.0.0.1:4321/v1"' in text
