@@ -107,9 +107,7 @@ class NaiveCache:
 
     def flush(self, namespace: str | None) -> list[int]:
         gone = [
-            prefix
-            for prefix, record in self.records.items()
-            if record.locks == 0 and namespace in (None, prefix[0])
+            prefix for prefix, record in self.records.items() if record.locks == 0 and namespace in (None, prefix[0])
         ]
         return [self.records.pop(prefix).page for prefix in gone]
 
@@ -117,13 +115,14 @@ class NaiveCache:
 class RadixCacheMachine(RuleBasedStateMachine):
     """Tokens come from a tiny alphabet of page contents, so that prefixes meet, split and part again all the time."""
 
-    page_size = 1
+    policy: EvictionPolicy = "lru"
 
-    @initialize(policy=st.sampled_from(EVICTION_POLICIES))
-    def create(self, policy: EvictionPolicy) -> None:
-        self.pool = PagePool(NUM_PAGES, self.page_size, check_duplicates=True)
-        self.cache = RadixCache(self.pool, policy=policy)
-        self.model = NaiveCache(self.page_size, policy)
+    @initialize(page_size=st.sampled_from([1, 4, 16, 64]))
+    def create(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(NUM_PAGES, page_size, check_duplicates=True)
+        self.cache = RadixCache(self.pool, policy=self.policy)
+        self.model = NaiveCache(page_size, self.policy)
         self.locked: list[tuple[Node, list[Prefix]]] = []
         self.in_flight: Int32Array = np.empty(0, dtype=np.int32)
 
@@ -138,9 +137,17 @@ class RadixCacheMachine(RuleBasedStateMachine):
         assert pages.dtype == np.int32
         assert pages.tolist() == [self.model.records[prefix].page for prefix in path]
 
-    @rule(words=words, tail=st.integers(0, 63), namespace=namespaces, data=st.data())
-    def match(self, words: list[int], tail: int, namespace: str, data: st.DataObject) -> None:
-        tokens = self.tokens_of(words) + [9] * (tail % self.page_size)
+    @rule(words=words, tail=st.integers(0, 63), namespace=namespaces, lock=st.booleans())
+    def match(self, words: list[int], tail: int, namespace: str, lock: bool) -> None:
+        self.check_match(self.tokens_of(words) + [9] * (tail % self.page_size), namespace, lock)
+
+    @precondition(lambda self: self.model.records)
+    @rule(data=st.data(), lock=st.booleans())
+    def match_something_known(self, data: st.DataObject, lock: bool) -> None:
+        namespace, tokens = data.draw(st.sampled_from(sorted(self.model.records)))
+        self.check_match(list(tokens), namespace, lock)
+
+    def check_match(self, tokens: list[int], namespace: str, lock: bool) -> None:
         array = np.array(tokens, dtype=np.int32)
         expected = len(self.model.known(tokens, namespace)) * self.page_size
         assert self.cache.match_length(array, namespace) == expected
@@ -148,7 +155,7 @@ class RadixCacheMachine(RuleBasedStateMachine):
         path = self.model.match(tokens, namespace)
         assert found.num_tokens == expected
         self.expect_match(found.pages, path)
-        if data.draw(st.booleans(), label="lock"):
+        if lock:
             self.cache.lock(found.node)
             for prefix in path:
                 self.model.records[prefix].locks += 1
@@ -184,6 +191,10 @@ class RadixCacheMachine(RuleBasedStateMachine):
         self.pool.release(duplicates)
         pages.fill(-1)
 
+    @rule()
+    def evict_one(self) -> None:
+        self.evict(1)
+
     @rule(count=st.integers(0, 12))
     def evict(self, count: int) -> None:
         expected = self.model.evict(count)
@@ -211,21 +222,21 @@ class RadixCacheMachine(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
-def machine_test(page_size: int) -> Any:
-    machine = type(f"RadixCacheMachine{page_size}", (RadixCacheMachine,), {"page_size": page_size})
+def machine_test(policy: EvictionPolicy) -> Any:
+    machine = type(f"RadixCacheMachine_{policy}", (RadixCacheMachine,), {"policy": policy})
     test: Any = machine.TestCase  # type: ignore[attr-defined]
     test.settings = SETTINGS
     return test
 
 
-TestPageSize1 = machine_test(1)
-TestPageSize4 = machine_test(4)
-TestPageSize16 = machine_test(16)
-TestPageSize64 = machine_test(64)
+TestLeastRecentlyUsed = machine_test("lru")
+TestLeastFrequentlyUsed = machine_test("lfu")
+TestFirstInFirstOut = machine_test("fifo")
+TestPriority = machine_test("priority")
 
 
 def test_the_model_itself_tells_policies_apart() -> None:
