@@ -12,7 +12,8 @@ from sglang_lite.scheduler.request import Request
 _LOOKAHEAD = 64
 """Waiting requests that the longest-prefix policy compares, the oldest first: bounds the work of a plan."""
 
-# [rank, arrival number, request or None]: the arrival number is unique, so requests are never compared.
+# [rank, number of the push, request or None]: the number is unique, so requests are never compared. A rank ends with
+# the arrival number. None marks an entry whose request left.
 _Entry = list[Any]
 
 
@@ -24,6 +25,7 @@ class WaitingQueue:
         self._heap: list[_Entry] = []
         self._by_age: list[_Entry] = []
         self._entries: dict[int, tuple[_Entry, _Entry]] = {}
+        self._num_pushed = 0
         self.num_tokens = 0
         self.num_admitted = 0
 
@@ -38,9 +40,9 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Add a request."""
-        rank, order = self.rank(request)
-        entry: _Entry = [rank, order, request]
-        aged: _Entry = [order, order, request]
+        self._num_pushed += 1
+        entry: _Entry = [self.rank(request), self._num_pushed, request]
+        aged: _Entry = [request.order, self._num_pushed, request]
         self._entries[request.order] = (entry, aged)
         heapq.heappush(self._heap, entry)
         heapq.heappush(self._by_age, aged)
