@@ -43,6 +43,9 @@ class EngineCore:
     Args:
         depth: plans in flight at once: 2 overlaps planning with execution, 1 does not.
         clock: monotonic time in seconds; the only clock the scheduler ever sees.
+
+    Attributes:
+        step_started: when the oldest step was waited for, None while none is; another thread may watch it.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class EngineCore:
         self._meter = LoadMeter(clock(), scheduler.config.max_running_requests)
         self._busy = False
         self._running = True
+        self.step_started: float | None = None
 
     def run(self) -> None:
         """Serve until a ``Shutdown`` arrives. An exception that leaves this method is a fault of the engine."""
@@ -111,11 +115,14 @@ class EngineCore:
         step = self._submitted.popleft()
         self._meter.steps += 1
         self._meter.worked()
+        self.step_started = self._clock()
         try:
             output = self._executor.collect()
         except ExecutionError as error:
             logger.error("step %d failed: %s", step, error)
             return self._scheduler.fail(step, str(error), self._clock())
+        finally:
+            self.step_started = None
         return self._scheduler.commit(output, self._clock())
 
     def patience(self) -> float | None:

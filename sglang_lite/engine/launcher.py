@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from sglang_lite.engine.launch import LaunchMessage
+from sglang_lite.engine.watchdog import EXIT_STUCK
 from sglang_lite.types import StartupError
 
 logger = logging.getLogger(__name__)
@@ -97,4 +98,5 @@ def describe_exit(code: int) -> str:
     """Text for an exit code as asyncio reports it: negative for a signal."""
     if code < 0:
         return f"engine core was killed by signal {-code} ({signal.Signals(-code).name})"
-    return f"engine core exited with code {code}"
+    meaning = " because a step did not return in time" if code == EXIT_STUCK else ""
+    return f"engine core exited with code {code}{meaning}"

@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from sglang_lite.config import ServerConfig
+from sglang_lite.engine import watchdog
 from sglang_lite.engine.core import EngineCore
 from sglang_lite.engine.launch import LaunchMessage
 from sglang_lite.engine.messages import Failure, Progress, Ready
@@ -72,7 +73,9 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
     seconds = {**info.startup_seconds, "total": time.monotonic() - started}
     transport.send(Ready(msgspec.structs.replace(info, process_id=os.getpid(), startup_seconds=seconds)))
     try:
-        EngineCore(parts.scheduler, parts.executor, transport, depth=parts.depth).run()
+        core = EngineCore(parts.scheduler, parts.executor, transport, depth=parts.depth)
+        watchdog.watch(lambda: core.step_started, config.watchdog_timeout)
+        core.run()
     except Exception as error:  # a fault of the engine: nobody may be left waiting for an answer
         logger.exception("the engine core failed")
         transport.send(Failure(f"engine core failed: {type(error).__name__}: {error}", startup=False))

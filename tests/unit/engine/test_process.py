@@ -99,6 +99,14 @@ async def test_a_fault_of_the_engine_is_told_to_every_client(chain_model: Path) 
         assert not engine.is_alive
 
 
+async def test_a_step_that_never_returns_ends_the_core(chain_model: Path) -> None:
+    async with await start_engine(chain_model, "600000", watchdog_timeout=0.2) as engine:
+        async with asyncio.timeout(5):
+            output = await run_to_end(engine, ask("stuck"))
+        assert output.finish_reason is not None
+        assert "did not return" in (output.finish_reason.message or "")
+
+
 async def test_the_core_leaves_when_the_front_is_killed(chain_model: Path) -> None:
     front = await asyncio.create_subprocess_exec(
         sys.executable,
