@@ -1,0 +1,248 @@
+"""Malformed input: always a 4xx that names the field, and the server serves on (acceptance section 4)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+
+from tests.support.server import LocalServer, greedy
+
+GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
+
+
+async def check_alive(server: LocalServer) -> None:
+    assert (await server.generate("A", sampling={"max_new_tokens": 1}))["text"] == "B"
+
+
+def user(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], **fields}
+
+
+BAD_GENERATE: list[tuple[str, dict[str, Any], str]] = [
+    ("C301-nested-ids-for-one-prompt", {"text": "A", "token_ids_logprob": [[0]]}, "token_ids_logprob"),
+    ("C303-empty-ids", {"input_ids": []}, "input_ids"),
+    ("C303-empty-text", {"text": ""}, "prompt"),
+    ("C303-both", {"text": "A", "input_ids": [65]}, "input_ids"),
+    ("C303-neither", {}, "text"),
+    ("B10-negative-id", {"input_ids": [-1]}, "input_ids"),
+    ("B10-huge-id", {"input_ids": [2**31]}, "input_ids"),
+    ("B10-bigger-than-64-bit", {"input_ids": [2**70]}, "input_ids"),
+    ("B10-out-of-vocabulary", {"input_ids": [260]}, "259"),
+    ("B10-float-id", {"input_ids": [1.5]}, "input_ids"),
+    ("B10-boolean-id", {"input_ids": [True]}, "input_ids"),
+    ("B11-one-empty-prompt-of-two", {"input_ids": [[1], []]}, "input_ids"),
+    ("B10-negative-bias", greedy("A", {"logit_bias": {"-1": 5}}), "logit_bias"),
+    ("B10-bias-out-of-vocabulary", greedy("A", {"logit_bias": {"999999": 5}}), "logit_bias"),
+    ("B10-bias-of-no-token", greedy("A", {"logit_bias": {"abc": 1}}), "logit_bias"),
+    ("B10-huge-bias", greedy("A", {"logit_bias": {"65": 1e9}}), "logit_bias"),
+    ("B10-stop-token", greedy("A", {"stop_token_ids": [10**9]}), "stop_token_ids"),
+    ("B10-scored-token", {"text": "A", "return_logprob": True, "token_ids_logprob": [-3]}, "token_ids_logprob"),
+    ("B14-repeated-ids", {"text": ["A", "B"], "rid": ["x", "x"]}, "Duplicate"),
+    ("B14-empty-id", {"text": "A", "rid": ""}, "rid"),
+    ("B14-long-id", {"text": "A", "rid": "x" * 2**20}, "rid"),
+    ("B14-line-break-in-id", {"text": "A", "rid": "a\nb"}, "rid"),
+    ("too-few-ids", {"text": ["A", "B"], "rid": ["x"]}, "rids length mismatch"),
+    ("text-number", {"text": 1}, "text"),
+    ("text-mixed", {"text": ["A", 1]}, "text"),
+    ("ids-mixed", {"input_ids": [[1], 2]}, "input_ids"),
+    ("stream-text", {"text": "A", "stream": "yes"}, "stream"),
+    ("parameters-list-for-one", {"text": "A", "sampling_params": [{}]}, "sampling_params"),
+    ("parameters-too-many", {"text": ["A", "B"], "sampling_params": [{}]}, "sampling_params"),
+    ("parameters-number", {"text": "A", "sampling_params": 3}, "sampling_params"),
+    ("unknown-parameter", {"text": "A", "sampling_params": {"bogus": 1}}, "bogus"),
+    ("n-differs", {"text": ["A", "B"], "sampling_params": [{"n": 1}, {"n": 2}]}, "parallel_sample_num"),
+    ("n-list-logprob", {"text": ["A", "B"], "sampling_params": {"n": 2}, "return_logprob": [True, False]}, "return_logprob"),
+    ("top-logprobs-negative", {"text": "A", "top_logprobs_num": -1}, "top_logprobs_num"),
+    ("start-beyond-prompt", {"text": "A", "return_logprob": True, "logprob_start_len": 9}, "logprob_start_len"),
+    ("start-wrong-type", {"text": "A", "logprob_start_len": "x"}, "logprob_start_len"),
+    ("priority-text", {"text": "A", "priority": "high"}, "priority"),
+    ("rank-out-of-range", {"text": "A", "routed_dp_rank": 3}, "routed_dp_rank"),
+    ("salt-number", {"text": "A", "cache_salt": 4}, "cache_salt"),
+    ("regex", greedy("A", {"regex": "[0-9]"}), "regex"),
+    ("lora", {"text": "A", "lora_path": "x"}, "lora_path"),
+    ("stop-regex-broken", greedy("A", {"stop_regex": "("}), "stop_regex"),
+    ("lone-surrogate", {"text": "\ud800"}, "JSON"),
+]
+
+
+@pytest.mark.parametrize(("body", "named"), [pytest.param(b, n, id=i) for i, b, n in BAD_GENERATE])
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
+async def test_bad_native_requests_are_named(
+    server: LocalServer, body: dict[str, Any], named: str, stream: bool
+) -> None:
+    import json
+
+    sent = {"stream": stream, **body}
+    reply = await server.call("POST", GENERATE, data=json.dumps(sent).encode())
+    assert reply.status == 400, reply.text
+    assert named in reply.json()["error"]["message"]
+    await check_alive(server)
+
+
+BAD_OPENAI: list[tuple[str, str, dict[str, Any], str]] = [
+    ("C313-model", COMPLETIONS, {"prompt": "A", "model": "other"}, "model"),
+    ("C313-chat-model", CHAT, user("A", model="other"), "model"),
+    ("model-number", COMPLETIONS, {"prompt": "A", "model": 5}, "model"),
+    ("B11-empty", COMPLETIONS, {"prompt": ""}, "prompt"),
+    ("B11-list-of-empty", COMPLETIONS, {"prompt": [""]}, "prompt"),
+    ("B11-empty-list", COMPLETIONS, {"prompt": []}, "rompt"),
+    ("B11-empty-ids", COMPLETIONS, {"prompt": [[]]}, "prompt"),
+    ("no-prompt", COMPLETIONS, {}, "prompt"),
+    ("prompt-number", COMPLETIONS, {"prompt": 7}, "prompt"),
+    ("prompt-booleans", COMPLETIONS, {"prompt": [True]}, "prompt"),
+    ("id-out-of-vocabulary", COMPLETIONS, {"prompt": [999], "echo": True}, "259"),
+    ("zero-tokens-without-echo", COMPLETIONS, {"prompt": "A", "max_tokens": 0}, "max_tokens"),
+    ("negative-tokens", COMPLETIONS, {"prompt": "A", "max_tokens": -1}, "max_tokens"),
+    ("n-zero", COMPLETIONS, {"prompt": "A", "n": 0}, "n must"),
+    ("logprobs-negative", COMPLETIONS, {"prompt": "A", "logprobs": -1}, "logprobs"),
+    ("logprobs-boolean", COMPLETIONS, {"prompt": "A", "logprobs": True}, "logprobs"),
+    ("stream-options-without-stream", COMPLETIONS, {"prompt": "A", "stream_options": {"include_usage": True}}, "stream"),
+    ("C316-no-messages", CHAT, {}, "messages"),
+    ("C316-empty-messages", CHAT, {"messages": []}, "Messages cannot be empty"),
+    ("C316-role", CHAT, {"messages": [{"role": "wizard", "content": "A"}]}, "role"),
+    ("C316-content-number", CHAT, user(5), "content"),
+    ("C316-image", CHAT, user([{"type": "image_url", "image_url": {"url": "x"}}]), "image_url"),
+    ("C316-tools-object", CHAT, user("A", tools={}), "tools"),
+    ("B11-null-content", CHAT, user(None), "content"),
+    ("messages-object", CHAT, {"messages": {"role": "user"}}, "messages"),
+    ("message-text", CHAT, {"messages": ["hello"]}, "messages"),
+    ("template-messages", CHAT, user("A", chat_template_kwargs={"messages": []}), "chat_template_kwargs"),
+    ("template-list", CHAT, user("A", chat_template_kwargs=[]), "chat_template_kwargs"),
+    ("top-logprobs-alone", CHAT, user("A", top_logprobs=2), "top_logprobs"),
+    ("zero-tokens", CHAT, user("A", max_tokens=0), "max_tokens"),
+    ("zero-completion-tokens", CHAT, user("A", max_completion_tokens=0), "max_completion_tokens"),
+    ("json-object", CHAT, user("A", response_format={"type": "json_object"}), "response_format"),
+    ("required-tools", CHAT, user("A", tool_choice="required"), "Tools cannot be empty"),
+    ("temperature", CHAT, user("A", temperature="hot"), "temperature"),
+    ("continue-user", CHAT, user("A", continue_final_message=True), "continue_final_message"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "named"), [pytest.param(p, b, n, id=i) for i, p, b, n in BAD_OPENAI])
+async def test_bad_openai_requests_are_named(server: LocalServer, path: str, body: dict[str, Any], named: str) -> None:
+    reply = await server.post(path, body)
+    assert reply.status == 400, reply.text
+    error = reply.json()
+    assert named in error["message"]
+    assert error["object"] == "error" and error["code"] == 400
+    await check_alive(server)
+
+
+@pytest.mark.parametrize("path", [GENERATE, COMPLETIONS, CHAT, "/tokenize", "/detokenize", "/abort_request"])
+@pytest.mark.parametrize(
+    "body",
+    [b"null", b"[]", b'"x"', b"7", b"{broken", b"", b"\xff\xfe", b'{"a": 1e999}', b"[" * 50_000, b'{"a":' * 20_000],
+    ids=["null", "array", "string", "number", "broken", "empty", "not-utf8", "huge-number", "nested", "nested-objects"],
+)
+async def test_bodies_that_are_no_object(server: LocalServer, path: str, body: bytes) -> None:
+    """C305, C314"""
+    reply = await server.call("POST", path, data=body, headers={"Content-Type": "application/json"})
+    assert reply.status == 400, reply.text
+    await check_alive(server)
+
+
+async def test_content_type_of_openai_routes(server: LocalServer) -> None:
+    reply = await server.call("POST", COMPLETIONS, data=b'{"prompt":"A"}', headers={"Content-Type": "text/plain"})
+    assert reply.status == 400
+    assert "application/json" in reply.json()["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("field", ["text", "input_ids"])
+async def test_prompt_over_the_context(server: LocalServer, stream: bool, field: str) -> None:
+    """C307"""
+    prompt: Any = "B" * 1025 if field == "text" else [66] * 1025
+    reply = await server.post(GENERATE, {field: prompt, "stream": stream})
+    assert reply.status == 400
+    assert "1025" in reply.text and "1024" in reply.text
+
+
+@pytest.mark.parametrize(("prompt", "limit", "expected"), [
+    (1007, 1, 1), (1008, 16, 16), (1022, 2, 2), (1023, 1, 1), (1023, None, 1), (1020, None, 4),
+    (1023, 2, None), (1024, 1, None), (1026, None, None),
+])
+async def test_lengths_around_the_context(server: LocalServer, prompt: int, limit: int | None, expected: int | None) -> None:
+    """B17"""
+    body = {"input_ids": [66] * (prompt - 1) + [65], "sampling_params": {"max_new_tokens": limit, "ignore_eos": True}}
+    reply = await server.post(GENERATE, body)
+    if expected is None:
+        assert reply.status == 400
+        assert "1024" in reply.text
+    else:
+        meta = reply.json()["meta_info"]
+        assert meta["completion_tokens"] == expected
+        assert meta["finish_reason"]["type"] == "length"
+
+
+@pytest.mark.parametrize("name", ["bootstrap_host", "bootstrap_port", "bootstrap_room"])
+@pytest.mark.parametrize("path", [GENERATE, COMPLETIONS, CHAT])
+async def test_disaggregation_needs_its_mode(server: LocalServer, path: str, name: str) -> None:
+    """C309"""
+    body = {"text": "A", "prompt": "A", **user("A"), name: 7}
+    if path == GENERATE:
+        body = {"text": "A", name: 7}
+    reply = await server.post(path, body)
+    assert reply.status == 501
+    assert name in reply.text
+
+
+async def test_rank_header_is_an_integer(server: LocalServer) -> None:
+    """C312"""
+    for path, body in ((GENERATE, {"text": "A"}), (CHAT, user("A")), (COMPLETIONS, {"prompt": "A"})):
+        reply = await server.post(path, body, headers={"X-Data-Parallel-Rank": "abc"})
+        assert reply.status == 400
+        assert "X-Data-Parallel-Rank" in reply.text
+    reply = await server.post(GENERATE, greedy("G"), headers={"X-Data-Parallel-Rank": "0"})
+    assert reply.status == 200
+
+
+@pytest.mark.parametrize("path", [GENERATE, COMPLETIONS, CHAT])
+async def test_ten_megabytes_of_text(server: LocalServer, path: str) -> None:
+    """C314"""
+    text = "B" * 10_000_000
+    body = {GENERATE: {"text": text}, COMPLETIONS: {"prompt": text}, CHAT: user(text)}[path]
+    reply = await server.post(path, body)
+    assert reply.status == 400
+    await check_alive(server)
+
+
+async def test_body_over_the_limit(server: LocalServer) -> None:
+    reply = await server.call("POST", GENERATE, data=b'{"text":"' + b"B" * (33 * 2**20) + b'"}')
+    assert reply.status == 413
+    await check_alive(server)
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_many_bad_requests_leave_nothing_behind(server: LocalServer) -> None:
+    """C306 with 1,000 requests. Client and front share this process; the limit covers both."""
+    bodies = [body for _, body, _ in BAD_GENERATE if "\ud800" not in str(body.get("text")) and "rid" not in body]
+    gate = asyncio.Semaphore(50)
+
+    async def send(index: int) -> int:
+        async with gate:
+            return (await server.post(GENERATE, bodies[index % len(bodies)])).status
+
+    async def burst(count: int) -> set[int]:
+        return set(await asyncio.gather(*(send(index) for index in range(count))))
+
+    await burst(500)
+    before = resident_bytes()
+    assert await burst(1000) == {400}
+    assert resident_bytes() - before < 8 * 2**20
+    load = await server.idle()
+    assert load["num_used_tokens"] == 0
+    await check_alive(server)
+
+
+async def test_unknown_routes_and_methods(server: LocalServer) -> None:
+    missing = await server.get("/nope")
+    assert (missing.status, missing.json()["message"]) == (404, "Not Found")
+    wrong = await server.get(GENERATE)
+    assert (wrong.status, wrong.headers["Allow"]) == (405, "POST,PUT")
