@@ -49,8 +49,8 @@ CALL_TIMEOUT = 30.0
 RETRY_SECONDS = 0.005
 """Pause before commands that met a full socket queue are offered again."""
 
-FRAMES_PER_WAKEUP = 64
-"""Frames handled before the event loop gets its turn."""
+ROWS_PER_WAKEUP = 4096
+"""Rows handled before the event loop, and with it the readers of those rows, gets its turn."""
 
 FRONT = 0
 """Number of this front."""
@@ -235,17 +235,19 @@ class EngineClient:
 
     def _drain_egress(self) -> None:
         """Handle what has arrived. The descriptor signals edges only, so what is left over schedules the next turn."""
-        for _ in range(FRAMES_PER_WAKEUP):
+        rows = 0
+        while rows < ROWS_PER_WAKEUP:
             if self._egress is None or self._egress.closed:
                 return
             try:
-                frame = self._egress.recv_multipart(zmq.NOBLOCK)
+                event = decode_event(self._egress.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            try:
-                self._dispatch(decode_event(frame))
             except FrameError as error:
                 logger.warning("ignored a malformed frame: %s", error)
+                continue
+            rows += len(event) if isinstance(event, OutputColumns) else 1
+            self._dispatch(event)
         self._loop.call_soon(self._drain_egress)
 
     def _dispatch(self, event: Event) -> None:

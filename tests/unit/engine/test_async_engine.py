@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import stat
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ ENDLESS = 1000
 async def test_a_stream_yields_growing_snapshots(engine: AsyncEngine) -> None:
     texts = [output.text for output in await run(engine, ask("grow", stream=True))]
     assert texts[-1] == "BCDABCDABC"
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     assert len(texts) > 3
 
 
