@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,7 +17,7 @@ _TREE = 1
 _FIRST_OWNER = 2
 
 
-def audit(cache: RadixCache, held: Mapping[Hashable, Int32Array]) -> None:
+def audit(cache: RadixCache, held: Mapping[str, Int32Array] | Mapping[int, Int32Array]) -> None:
     """Check that each page of the pool is free, in the tree, or held by one owner, and check the tree's structure.
 
     Takes time proportional to the pool and the tree; meant for tests and debugging.

@@ -88,7 +88,7 @@ class NaiveCache:
         return [prefix for prefix, record in self.records.items() if record.locks == 0 and prefix not in continued]
 
     def evict(self, count: int) -> list[int]:
-        pages = []
+        pages: list[int] = []
         while len(pages) < count and (victims := self.victims()):
             victim = min(victims, key=lambda prefix: self.rank(self.records[prefix]))
             pages.append(self.records.pop(victim).page)
