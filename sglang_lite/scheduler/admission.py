@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_lite.scheduler.request import ParameterArray, Request, parameters_from_columns
+from sglang_lite.scheduler.request import Request, parameters_from_columns, special_bits
 from sglang_lite.scheduler.state import SchedulerState
-from sglang_lite.types import FinishCode, RequestColumns
+from sglang_lite.types import EMPTY_EXTRAS, FinishCode, RequestColumns
 
 QUEUE_FULL_MESSAGE = "The request queue is full."
 
@@ -14,20 +14,25 @@ QUEUE_FULL_MESSAGE = "The request queue is full."
 def admit(state: SchedulerState, columns: RequestColumns, now: float) -> None:
     """Queue N requests; the ones that cannot be taken are reported through the outbox."""
     params = parameters_from_columns(columns)
+    special = special_bits(columns).tolist()
+    keys, limits = columns.key.tolist(), columns.max_new_tokens.tolist()
     ends = np.cumsum(columns.num_tokens).tolist()
     start = 0
     for index, end in enumerate(ends):
         tokens = columns.token_ids[start:end]
         start = end
-        key, record = int(params["key"][index]), params[index]
-        rejection = _rejection(state, key, len(tokens), int(record["max_new_tokens"]))
+        key = keys[index]
+        rejection = _rejection(state, key, len(tokens), limits[index])
         if rejection is not None:
             state.outbox.add_rejected(key, *rejection)
             state.counters.finished[rejection[0]] += 1
             continue
-        _limit_output(state, params, index, len(tokens))
+        if limits[index] > state.config.max_sequence_tokens - len(tokens):
+            # Never plan beyond the context length or the pool: such a request ends with LENGTH there.
+            params["max_new_tokens"][index] = state.config.max_sequence_tokens - len(tokens)
         state.next_order += 1
-        request = Request(record, tokens, state.next_order, now, columns.extras.get(index))
+        extras = columns.extras.get(index, EMPTY_EXTRAS)
+        request = Request(params[index], special[index], tokens, state.next_order, now, extras)
         request.admitted_before = state.queue.num_admitted
         state.requests[key] = request
         state.queue.push(request)
@@ -57,13 +62,6 @@ def _rejection(state: SchedulerState, key: int, num_tokens: int, max_new_tokens:
         if len(state.queue) >= capacity:
             return FinishCode.QUEUE_FULL, QUEUE_FULL_MESSAGE
     return None
-
-
-def _limit_output(state: SchedulerState, params: ParameterArray, index: int, num_tokens: int) -> None:
-    """Never plan beyond the context length or the pool: such a request ends with ``LENGTH`` there."""
-    room = state.config.max_sequence_tokens - num_tokens
-    if params["max_new_tokens"][index] > room:
-        params["max_new_tokens"][index] = room
 
 
 def _set_deadlines(state: SchedulerState, request: Request, now: float) -> None:

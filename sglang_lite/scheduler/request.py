@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_lite.types import EMPTY_EXTRAS, Int32Array, RequestColumns, RequestExtras, RequestFlags
+from sglang_lite.types import EMPTY_EXTRAS, Int32Array, RequestColumns, RequestExtras, RequestFlags, UInt8Array
 
 if TYPE_CHECKING:
     from sglang_lite.cache import Node
@@ -28,6 +28,10 @@ class RequestState(enum.IntEnum):
     FINISHED = 4
     ABORTED = 5
 
+
+# Looking a member up on its class costs several times as much as a module's name, and every request pays it.
+_NEW, _PENDING = RequestState.NEW, RequestState.PENDING
+_PREFILL, _DECODE = RequestState.PREFILL, RequestState.DECODE
 
 PARAMETER_DTYPE = np.dtype(
     [
@@ -54,15 +58,14 @@ PARAMETER_DTYPE = np.dtype(
 ParameterArray = npt.NDArray[np.void]
 
 
-class Special(enum.IntFlag):
+class Special:
     """Bits of the ``special`` column: what makes a row need per-row work in some step."""
 
-    NONE = 0
-    STOP_TOKENS = 1
-    LOGIT_BIAS = 2
-    LOGPROBS = 4
-    MIN_TOKENS = 8
-    PENALTIES = 16
+    STOP_TOKENS: Final = 1
+    LOGIT_BIAS: Final = 2
+    LOGPROBS: Final = 4
+    MIN_TOKENS: Final = 8
+    PENALTIES: Final = 16
 
 
 def parameters_from_columns(columns: RequestColumns) -> ParameterArray:
@@ -71,6 +74,17 @@ def parameters_from_columns(columns: RequestColumns) -> ParameterArray:
     for name in PARAMETER_DTYPE.names or ():
         records[name] = getattr(columns, name)
     return records
+
+
+def special_bits(columns: RequestColumns) -> UInt8Array:
+    """``Special`` bits of N requests as far as their columns tell: uint8[N]."""
+    bits = np.zeros(len(columns), dtype=np.uint8)
+    scores_prompt = (columns.logprob_start >= 0) & (columns.logprob_start < columns.num_tokens)
+    bits[scores_prompt | ((columns.flags & np.uint32(RequestFlags.RETURN_LOGPROB)) != 0)] |= Special.LOGPROBS
+    bits[columns.min_new_tokens > 0] |= Special.MIN_TOKENS
+    penalized = (columns.frequency_penalty != 0) | (columns.presence_penalty != 0) | (columns.repetition_penalty != 1)
+    bits[penalized] |= Special.PENALTIES
+    return bits
 
 
 class Request:
@@ -120,56 +134,45 @@ class Request:
     )
 
     def __init__(
-        self, params: np.void, tokens: Int32Array, order: int, arrival: float, extras: RequestExtras | None
+        self, params: np.void, special: int, tokens: Int32Array, order: int, arrival: float, extras: RequestExtras
     ) -> None:
         self.params = params
         self.key = int(params["key"])
         self.priority = int(params["priority"])
         self.max_new_tokens = int(params["max_new_tokens"])
-        self.extras = extras or EMPTY_EXTRAS
-        self.namespace = self.extras.namespace
+        self.extras = extras
+        self.namespace = extras.namespace
         self.tokens = tokens
         self.order = order
         self.arrival = arrival
-        self.prompt_length = len(tokens)
-        self.target = len(tokens)
+        self.prompt_length = self.target = len(tokens)
         self.planned = 0
         self.computed = 0
-        self.scored = int(params["logprob_start"])
+        self.scored = int(params["logprob_start"]) if special & Special.LOGPROBS else -1
         if not 0 <= self.scored < self.prompt_length:
             self.scored = self.prompt_length
         self.cached_tokens = -1
         self.retractions = 0
         self.row = -1
-        self.state = RequestState.NEW
+        self.state = _NEW
         self.node: Node | None = None
         self.admitted_before = 0
         self.started: float | None = None
-        ignores_end = bool(params["flags"] & RequestFlags.IGNORE_EOS)
-        self.stop_token_ids: tuple[int, ...] = () if ignores_end else self.extras.stop_token_ids
-        self.special = self._special()
-
-    def _special(self) -> Special:
-        params = self.params
-        special = Special.NONE
-        if self.stop_token_ids:
-            special |= Special.STOP_TOKENS
-        if self.extras.logit_bias:
-            special |= Special.LOGIT_BIAS
-        if params["flags"] & RequestFlags.RETURN_LOGPROB or self.scored < self.prompt_length:
-            special |= Special.LOGPROBS
-        if params["min_new_tokens"] > 0:
-            special |= Special.MIN_TOKENS
-        if params["frequency_penalty"] != 0 or params["presence_penalty"] != 0 or params["repetition_penalty"] != 1:
-            special |= Special.PENALTIES
-        return special
+        self.stop_token_ids: tuple[int, ...] = ()
+        if extras is not EMPTY_EXTRAS:
+            if extras.stop_token_ids and not params["flags"] & RequestFlags.IGNORE_EOS:
+                self.stop_token_ids = extras.stop_token_ids
+                special |= Special.STOP_TOKENS
+            if extras.logit_bias:
+                special |= Special.LOGIT_BIAS
+        self.special = special
 
     @property
     def waiting(self) -> bool:
         """In the queue, with neither row nor pages."""
-        return self.state in (RequestState.NEW, RequestState.PENDING)
+        return self.state is _NEW or self.state is _PENDING
 
     @property
     def running(self) -> bool:
         """Owns a row and pages."""
-        return self.state in (RequestState.PREFILL, RequestState.DECODE)
+        return self.state is _PREFILL or self.state is _DECODE

@@ -30,7 +30,7 @@ class RequestTable:
         state: uint8[capacity], ``RequestState``.
         params: ``PARAMETER_DTYPE``[capacity].
         special: uint8[capacity], ``Special`` bits.
-        stop_ids: int32[capacity, STOP_COLUMNS], padded with -1.
+        stop_ids: int32[capacity, STOP_COLUMNS], padded with -1; set only where ``special`` says so.
         cached_tokens: int32[capacity]; retractions: uint8[capacity]: as reported with every token.
         requests: the request of each row, None where the row is free.
     """
@@ -76,9 +76,10 @@ class RequestTable:
         self.shared_pages[row] = 0
         self.params[row] = request.params
         self.special[row] = request.special
-        self.stop_ids[row] = -1
-        stop_token_ids = request.stop_token_ids[:STOP_COLUMNS]
-        self.stop_ids[row, : len(stop_token_ids)] = stop_token_ids
+        if request.stop_token_ids:
+            stop_token_ids = request.stop_token_ids[:STOP_COLUMNS]
+            self.stop_ids[row] = -1
+            self.stop_ids[row, : len(stop_token_ids)] = stop_token_ids
         self.cached_tokens[row] = max(request.cached_tokens, 0)
         self.retractions[row] = min(request.retractions, 255)
         self.requests[row] = request
