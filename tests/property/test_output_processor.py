@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +74,7 @@ def test_every_cut_into_frames(data: st.DataObject, name: str, text: str, stops:
     shown = [tokenizer.decode(token_ids[:count]) for count in range(1, len(token_ids) + 1)]
     final, count, matched = expected(shown, stops)
     assert state.text == seen[-1] == final
-    assert all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(seen))
     assert state.finish_reason is not None
     assert state.finish_reason.matched == matched
     assert state.finish_reason.type == ("length" if matched is None else "stop")
