@@ -31,13 +31,32 @@ class DecodeStep:
     page_table: Int32Array
 
 
+class PlanBuffers:
+    """Memory for the page tables of successive plans: three buffers in turn, one more than there can be plans
+    uncommitted while a plan is made. Reusing them is several times cheaper than touching fresh memory each step.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[Int32Array] = [np.empty(0, dtype=np.int32) for _ in range(3)]
+        self._next = 0
+
+    def take(self, rows: int, width: int) -> Int32Array:
+        """int32[rows, width] with arbitrary content, the caller's until the third call after this one."""
+        buffer = self._buffers[self._next]
+        if len(buffer) < rows * width:
+            buffer = np.empty(rows * width * 5 // 4, dtype=np.int32)
+            self._buffers[self._next] = buffer
+        self._next = (self._next + 1) % len(self._buffers)
+        return buffer[: rows * width].reshape(rows, width)
+
+
 class DecodeBatch:
     """Rows in the order in which they joined.
 
     ``kv_lens``, ``slots`` and ``generated`` describe the newest plan; each step replaces them by new arrays, so that
     plans in flight keep theirs. The gathered page table is shared by successive plans: a page appended to it lies
-    beyond the lengths of the plans before. When rows join or leave, it is gathered anew into the next of three
-    buffers, one more than there can be plans uncommitted.
+    beyond the lengths of the plans before. When rows join or leave, it is gathered anew into another buffer. A plan
+    may gather twice, so it takes no buffer that the one plan in flight can be using.
 
     Attributes:
         rows: int32[n].
@@ -46,15 +65,12 @@ class DecodeBatch:
         generated: int32[n], output tokens planned so far.
         limits: int32[n], max_new_tokens.
         stale: set when rows ended or pages changed, so that the next plan gathers anew.
-        version: changes whenever ``rows`` does.
     """
 
     def __init__(self, table: RequestTable, page_size: int) -> None:
         self._table = table
         self._page_size = page_size
-        # Sequences are short compared with what a row could hold, so a buffer grows on demand.
-        self._buffers: list[Int32Array] = [np.empty(0, dtype=np.int32) for _ in range(3)]
-        self._next_buffer = 0
+        self._buffers = PlanBuffers()
         self._gathered: Int32Array = np.empty((0, 0), dtype=np.int32)
         self.rows: Int32Array = np.empty(0, dtype=np.int32)
         self.kv_lens: Int32Array = np.empty(0, dtype=np.int32)
@@ -62,7 +78,6 @@ class DecodeBatch:
         self.generated: Int32Array = np.empty(0, dtype=np.int32)
         self.limits: Int32Array = np.empty(0, dtype=np.int32)
         self.stale = False
-        self.version = 0
         self._steps_left = _NEVER
         self._longest = 0
 
@@ -97,7 +112,6 @@ class DecodeBatch:
         self._longest = int(self.kv_lens.max()) if len(self.rows) else 0
         self._gather()
         self.stale = False
-        self.version += 1
 
     def page_starts(self) -> Int64Array:
         """int64[k]: positions in the batch of the rows whose next token needs a new page."""
@@ -140,12 +154,7 @@ class DecodeBatch:
         table = self._table.page_table
         count = len(self.rows)
         width = min(self._longest // self._page_size + 1 + _GROWTH_COLUMNS, table.shape[1])
-        buffer = self._buffers[self._next_buffer]
-        if len(buffer) < count * width:
-            buffer = np.empty(count * width * 5 // 4, dtype=np.int32)
-            self._buffers[self._next_buffer] = buffer
-        self._next_buffer = (self._next_buffer + 1) % len(self._buffers)
-        self._gathered = buffer[: count * width].reshape(count, width)
+        self._gathered = self._buffers.take(count, width)
         if count:
             # A row's first columns as one opaque item: copying whole items is twice as fast as a two-axis gather.
             item = np.dtype((np.void, width * 4))

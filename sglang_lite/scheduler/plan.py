@@ -83,7 +83,9 @@ class StepPlan:
         positions: int32[T], position of each token in its sequence.
         slot_mapping: int64[T], pool slot that receives the token's KV: page * page_size + offset.
         kv_lens: int32[B], length of each sequence after this step (what attention sees).
-        page_table: int32[B, W], W = ceil(max(kv_lens) / page_size); entries beyond a row's length are 0.
+        page_table: int32[B, W], W = ceil(max(kv_lens) / page_size). Only the entries within a row's length mean
+            anything; those beyond are 0 or any page of the pool, and may change while the plan is in flight, because
+            successive plans share the array. The rows may be strided.
         sample_index: int32[S], positions in 0..B-1 of the rows that sample (all decode rows, and each chunk that
             completes its prompt).
         sampling: parameters of those rows.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from sglang_lite.scheduler import lifecycle
-from sglang_lite.scheduler.decode import DecodeStep
+from sglang_lite.scheduler.decode import DecodeStep, PlanBuffers
 from sglang_lite.scheduler.logprobs import logprob_requests
 from sglang_lite.scheduler.plan import FROM_DEVICE, StepPlan
 from sglang_lite.scheduler.prefill import select_chunks
@@ -25,6 +25,7 @@ class Planner:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._sample: SampleSet | None = None
+        self._buffers = PlanBuffers()
         self._from_device: Int32Array = np.full(state.config.max_running_requests, FROM_DEVICE, dtype=np.int32)
         self._ones: Int32Array = np.ones(state.config.max_running_requests, dtype=np.int32)
         self._range: Int32Array = np.arange(state.config.max_running_requests, dtype=np.int32)
@@ -81,7 +82,7 @@ class Planner:
         count = len(decode.rows)
         sampling_chunks = [(count + index, chunk) for index, chunk in enumerate(chunks) if chunk.samples]
         if chunks:
-            columns = _mixed_columns(state, decode, chunks)
+            columns = _mixed_columns(state, decode, chunks, self._buffers)
         else:
             columns = (decode.positions, decode.slots, decode.kv_lens, decode.page_table)
         positions, slots, kv_lens, page_table = columns
@@ -168,21 +169,23 @@ class Planner:
 
 
 def _mixed_columns(
-    state: SchedulerState, decode: DecodeStep, chunks: list[Chunk]
+    state: SchedulerState, decode: DecodeStep, chunks: list[Chunk], buffers: PlanBuffers
 ) -> tuple[Int32Array, Int64Array, Int32Array, Int32Array]:
     """Positions, slots, lengths and page table of a plan with prefill chunks."""
     size, table = state.config.page_size, state.table.page_table
     count = len(decode.rows)
     kv_lens = np.concatenate((decode.kv_lens, np.array([chunk.stop for chunk in chunks], dtype=np.int32)))
     width = -(-int(kv_lens.max()) // size)
-    page_table: Int32Array = np.zeros((len(kv_lens), width), dtype=np.int32)
+    page_table = buffers.take(len(kv_lens), width)
     decode_width = min(width, decode.page_table.shape[1])
     page_table[:count, :decode_width] = decode.page_table[:, :decode_width]
+    page_table[:count, decode_width:] = 0
     positions: list[Int32Array] = [decode.positions]
     slots: list[Int64Array] = [decode.slots]
     for index, chunk in enumerate(chunks):
         used = -(-chunk.stop // size)
         page_table[count + index, :used] = table[chunk.row, :used]
+        page_table[count + index, used:] = 0
         chunk_positions = np.arange(chunk.start, chunk.stop, dtype=np.int32)
         positions.append(chunk_positions)
         slots.append(table[chunk.row, chunk_positions // size].astype(np.int64) * size + chunk_positions % size)
