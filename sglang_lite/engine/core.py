@@ -13,7 +13,7 @@ from sglang_lite.engine.frames import Command, Keys
 from sglang_lite.engine.load import LoadMeter
 from sglang_lite.engine.messages import Abort, AbortAll, Flush, Load, Pause, Ping, QueryLoad, Reply, Resume, Shutdown
 from sglang_lite.engine.transport import Transport
-from sglang_lite.execution.base import ExecutionError, Executor
+from sglang_lite.execution.base import ExecutionError, Executor, InterruptibleExecutor
 from sglang_lite.scheduler.scheduler import Scheduler
 from sglang_lite.types import OutputColumns, RequestColumns
 
@@ -24,6 +24,9 @@ MAINTENANCE_PAGES = 256
 
 STALLED_WAIT = 0.02
 """Longest wait in seconds when requests are there but none can be planned; bounds the wake-ups of a stalled engine."""
+
+CONTROL_INTERVAL = 0.05
+"""Seconds between two looks for messages while a step runs."""
 
 SHORTEST_WAIT = 0.001
 """A wait with nothing to do is never shorter, whatever the deadlines say: the loop must not spin."""
@@ -59,6 +62,7 @@ class EngineCore:
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
+        self._interruptible = executor if isinstance(executor, InterruptibleExecutor) else None
         self._transport = transport
         self._depth = depth
         self._clock = clock
@@ -86,7 +90,9 @@ class EngineCore:
         self._send(self._scheduler.drain_outputs())
         self._busy |= self._scheduler.maintain(MAINTENANCE_PAGES) > 0
         if self._submitted:
-            self._send(self._finish_oldest())
+            self._serve_controls()
+            if self._running:
+                self._send(self._finish_oldest())
             self._busy = True
         if self._flushes:
             self._try_flushes()
@@ -115,7 +121,6 @@ class EngineCore:
         step = self._submitted.popleft()
         self._meter.steps += 1
         self._meter.worked()
-        self.step_started = self._clock()
         try:
             output = self._executor.collect()
         except ExecutionError as error:
@@ -124,6 +129,18 @@ class EngineCore:
         finally:
             self.step_started = None
         return self._scheduler.commit(output, self._clock())
+
+    def _serve_controls(self) -> None:
+        """Until the oldest plan is done, answer the fronts: a step on a slow machine may take seconds."""
+        self.step_started = self._clock()
+        if self._interruptible is None:
+            return
+        while self._running and not self._interruptible.wait(CONTROL_INTERVAL):
+            for command in self._transport.receive(0):
+                self._handle(command)
+            self._send(self._scheduler.drain_outputs())
+            if self._flushes:
+                self._try_flushes()
 
     def patience(self) -> float | None:
         """Seconds that the next turn may wait for a message: 0 while busy, None when only a message can help."""

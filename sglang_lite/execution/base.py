@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
 
@@ -26,6 +26,17 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Finish or drop what is queued and release device memory and threads."""
+
+
+@runtime_checkable
+class InterruptibleExecutor(Protocol):
+    """What an executor with long steps offers beside ``Executor``: to look up from the wait.
+
+    The engine core then answers control calls and takes aborts while a step runs, instead of after it.
+    """
+
+    def wait(self, timeout: float) -> bool:
+        """Whether ``collect`` would return at once; waits up to ``timeout`` seconds for that."""
 
 
 class ExecutionError(Exception):

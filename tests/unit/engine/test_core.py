@@ -202,6 +202,26 @@ def test_control_calls_are_answered_while_saturated() -> None:
     assert loads[0].snapshot.num_running == 8
 
 
+class LongSteps(ScriptedExecutor):
+    """A step is done after a few looks at it."""
+
+    looks = 3
+
+    def wait(self, timeout: float) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_control_calls_are_answered_while_a_long_step_runs() -> None:
+    rig = Rig([requests([1, 2], max_new_tokens=9)], [Keys(Abort(0, 1), np.array([2], np.int64))], [Flush(0, 2, 0.0)])
+    rig.core = EngineCore(rig.scheduler, LongSteps(rig.scheduler.log), rig.transport, clock=rig.clock)
+    rig.turns(1)
+    assert rig.replies == [Reply(1, True, 1), Reply(2, False)]
+    assert rig.finish(2) == [FinishCode.ABORTED]
+    assert rig.tokens(2) == [], "no token follows an accepted abort"
+    assert rig.tokens(1) == [5]
+
+
 def test_a_failed_step_ends_its_requests_and_nothing_else() -> None:
     rig = Rig([requests([1], max_new_tokens=5)], [], [requests([2], max_new_tokens=2)], failing=(1,))
     rig.turns(8)
