@@ -142,6 +142,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def commit(self) -> None:
         self.driver.commit()
 
+    @precondition(lambda self: self.driver.executor.in_flight)
+    @rule()
+    def fail(self) -> None:
+        """The executor fails; the plan's requests end, and only they."""
+        output = self.driver.executor.collect()
+        columns = self.driver.scheduler.fail(output.step, "broken", self.driver.now)
+        self.driver.receive(columns)
+        for key in columns.key.tolist():
+            self.expected[key].ended_early = True
+            self.expected[key].sent_at_end = len(self.driver.received[key].tokens)
+
     @rule(steps=st.integers(1, 15))
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -215,7 +226,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "driver"):
             return
-        self.driver.scheduler.resume()
+        self.resume()
         self.driver.run(after_step=self.pages_have_one_owner)
         assert not self._running_keys()
         self.outputs_follow_the_solo_run()
@@ -237,7 +248,7 @@ def test_outputs_do_not_depend_on_scheduling(page_size: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=12,
+            max_examples=30,
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),
