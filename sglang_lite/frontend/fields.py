@@ -27,11 +27,12 @@ def describe(value: object) -> str:
 
 
 def shorten(value: object) -> str:
-    """Text of a value for a message, cut when a client sent something huge."""
+    """Text of a value for a message: cut when a client sent something huge, and always encodable as UTF-8."""
     if isinstance(value, int) and value.bit_length() > 256:
         return "a number of more than 77 digits"
     text = value if isinstance(value, str) else str(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return shown.encode("utf-8", "backslashreplace").decode()
 
 
 def wrong_type(field: str, value: object, expected: str) -> NoReturn:
@@ -81,12 +82,12 @@ def read_strings(field: str, value: object) -> tuple[str, ...]:
     """One string or a list of strings."""
     if isinstance(value, str):
         return (value,)
-    if not isinstance(value, list):
+    if not isinstance(value, (list, tuple)):
         wrong_type(field, value, "a value or an array of values for StringOrList")
     return tuple(read_str(f"{field}[{index}]", item) for index, item in enumerate(value))
 
 
 def read_ints(field: str, value: object) -> tuple[int, ...]:
-    if not isinstance(value, list):
+    if not isinstance(value, (list, tuple)):
         wrong_type(field, value, "a sequence of i64")
     return tuple(read_int(field, item) for item in value)

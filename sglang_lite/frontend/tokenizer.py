@@ -114,7 +114,10 @@ class Tokenizer:
         return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
-        """A fresh incremental detokenizer for one sequence."""
+        """A fresh incremental detokenizer for one sequence.
+
+        There is no choice of spaces between special tokens: vocabularies of this format never add any.
+        """
         if self._pieces is None:
             return WindowedDetokenizer(self._backend, skip_special_tokens=skip_special_tokens)
         texts = self._texts[skip_special_tokens]

@@ -194,10 +194,11 @@ def _check_stops(read: Mapping[str, Any]) -> None:
     compile_stop_patterns(patterns)
 
 
-def _read_logit_bias(raw: Mapping[str, Any], vocab_size: int | None) -> dict[int, float]:
+def _read_logit_bias(raw: Mapping[Any, Any], vocab_size: int | None) -> dict[int, float]:
     allowed = "non-negative token ids" if vocab_size is None else f"[0, {vocab_size - 1}]"
     biases: dict[int, float] = {}
-    for key, value in raw.items():
+    for name, value in raw.items():
+        key = str(name)  # JSON has string keys only; callers in Python may use numbers
         token_id = int(key) if key.isascii() and key.isdigit() and len(key) <= 19 else -1
         if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
             raise RequestError(f"logit_bias must has keys in {allowed}, got {shorten(key)}.", field="logit_bias")

@@ -28,7 +28,7 @@ def check(tokenizer: Tokenizer, token_ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_any_token_list(name: str, data: st.DataObject) -> None:
     tokenizer = vocabulary(name)
@@ -37,7 +37,7 @@ def test_any_token_list(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", ["byte fallback", "byte fallback, stripped"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_runs_of_byte_tokens(name: str, data: st.DataObject) -> None:
     """Valid, broken and mixed runs of byte tokens between pieces and special tokens."""
@@ -51,7 +51,7 @@ def test_runs_of_byte_tokens(name: str, data: st.DataObject) -> None:
     check(tokenizer, [token_id for part in parts for token_id in part])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_byte_sequences_replaced_as_one_shot(data: st.DataObject) -> None:
     """Malformed UTF-8 gives the same replacement characters at the same places, however it is cut."""
@@ -68,14 +68,14 @@ def test_byte_sequences_replaced_as_one_shot(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=st.sampled_from([MULTILINGUAL, *CORPUS]) | st.text(max_size=40))
 def test_encoded_text(name: str, text: str) -> None:
     tokenizer = vocabulary(name)
     check(tokenizer, tokenizer.encode(text))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=st.text(alphabet=MULTILINGUAL + "ab", max_size=30))
 def test_no_replacement_character_in_a_valid_text(text: str) -> None:
     tokenizer = vocabulary("chain")

@@ -63,7 +63,7 @@ def run(name: str, frames: list[OutputColumns], stops: tuple[str, ...]) -> tuple
     return state, seen
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data(), name=st.sampled_from(VOCABULARIES), text=st.sampled_from(TEXTS), stops=STOPS)
 def test_every_cut_into_frames(data: st.DataObject, name: str, text: str, stops: tuple[str, ...]) -> None:
     tokenizer = vocabulary(name)
@@ -83,7 +83,7 @@ def test_every_cut_into_frames(data: st.DataObject, name: str, text: str, stops:
     assert [entry.token_id for entry in state.output_logprobs] == state.output_ids
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), stops=STOPS)
 def test_multi_token_steps_equal_single_token_steps(data: st.DataObject, stops: tuple[str, ...]) -> None:
     """Everything about a stopped sequence, not only its text, is independent of the frames."""

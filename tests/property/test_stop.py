@@ -37,14 +37,14 @@ def run(checker: StopChecker, pieces: list[str]) -> tuple[list[str], str | None]
     return shown, None if checker.match is None else checker.match.matched
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(text=TEXT, stops=STOPS, keep=st.booleans(), data=st.data())
 def test_every_cut_equals_the_rule(text: str, stops: tuple[str, ...], keep: bool, data: st.DataObject) -> None:
     shown, matched = run(StopChecker(stops, no_stop_trim=keep), cut(text, data))
     assert ("".join(shown), matched) == expected(text, stops, keep=keep)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=TEXT, stops=STOPS, data=st.data())
 def test_shown_text_is_final_and_held_text_is_needed(text: str, stops: tuple[str, ...], data: st.DataObject) -> None:
     """What was shown is a beginning of the result; what is held is the beginning of some stop string."""
@@ -60,7 +60,7 @@ def test_shown_text_is_final_and_held_text_is_needed(text: str, stops: tuple[str
             assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=TEXT, stops=STOPS | st.just(()), patterns=st.lists(st.sampled_from(PATTERNS), max_size=2), data=st.data())
 def test_patterns(text: str, stops: tuple[str, ...], patterns: list[str], data: st.DataObject) -> None:
     """A pattern ends the text at the first character with which it matches; strings at the same place win."""

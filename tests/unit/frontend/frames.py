@@ -41,16 +41,16 @@ def ending(key: int, code: FinishCode, token_id: int = -1, matched: int = -1) ->
 
 def scores(key: int, token_ids: list[int], *, prompt: bool = False, top: int = 2, extra: int = 0) -> LogprobRecord:
     """Log-probability -(position + 1) / 10 for each token, NaN for the first one of a prompt."""
-    count = len(token_ids)
-    values = -(np.arange(count, dtype=np.float32) + 1) / 10
+    ids = np.array(token_ids, np.int32)
+    values = -(np.arange(len(token_ids)) + 1) / 10
     if prompt:
         values[0] = np.nan
     return LogprobRecord(
         key=key,
         prompt=prompt,
-        token_ids=np.array(token_ids, np.int32),
-        logprobs=values,
-        top_ids=np.array(token_ids, np.int32)[:, None] + np.arange(top, dtype=np.int32),
-        top_logprobs=values[:, None] - np.arange(top, dtype=np.float32),
-        extra_logprobs=values[:, None] - np.arange(extra, dtype=np.float32),
+        token_ids=ids,
+        logprobs=values.astype(np.float32),
+        top_ids=(ids[:, None] + np.arange(top)).astype(np.int32),
+        top_logprobs=(values[:, None] - np.arange(top)).astype(np.float32),
+        extra_logprobs=(values[:, None] - np.arange(extra)).astype(np.float32),
     )

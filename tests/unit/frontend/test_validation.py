@@ -143,6 +143,21 @@ def test_values() -> None:
     assert not params.skip_special_tokens
 
 
+def test_python_forms() -> None:
+    """Callers of the offline engine use tuples and numeric keys."""
+    params = parse_sampling_params(
+        {"stop": ("a", "b"), "stop_token_ids": (4,), "logit_bias": {126: 2}}, vocab_size=VOCABULARY
+    )
+    assert (params.stop, params.stop_token_ids, params.logit_bias) == (("a", "b"), (4,), {126: 2.0})
+
+
+def test_messages_are_always_encodable() -> None:
+    error = refusal({"\ud800": 1})
+    assert error.message.encode().startswith(b"unknown field `\\ud800`")
+    assert refusal({"temperature": "\ud800"}).message.encode()
+    assert refusal({"logit_bias": {"\ud800": 1}}).message.encode()
+
+
 @pytest.mark.parametrize("temperature", [0, 0.0, 1e-7])
 def test_tiny_temperature_is_greedy(temperature: float) -> None:
     assert parse_sampling_params({"temperature": temperature}).temperature == 0.0
