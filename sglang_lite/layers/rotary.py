@@ -10,6 +10,11 @@ from torch import Tensor
 
 from sglang_lite.layers.rope_parameters import RopeParameters
 
+_EAGER_POSITIONS = 32_768
+"""Positions computed at once; up to here a step never looks whether the table is long enough."""
+
+_FILL_STEP = 8_192
+
 
 def inverse_frequencies(rope: RopeParameters) -> Tensor:
     """Angle per position of each rotated pair: float32[rotary_dim / 2]."""
@@ -61,25 +66,39 @@ def _yarn_ramp_ends(rope: RopeParameters) -> tuple[float, float]:
 
 
 class RotaryTable:
-    """cos and sin of every position up to ``num_positions``, one row a position.
+    """cos and sin of every position below ``num_positions``, one row a position.
 
     A table rather than cos and sin of the step's positions: a position's values then never depend on the batch.
+    Rows past ``_EAGER_POSITIONS`` are computed when a position first needs them, so that the memory of a context of
+    a million tokens is only spent when it is used.
     """
 
     def __init__(self, rope: RopeParameters, num_positions: int, device: torch.device) -> None:
         self.num_positions = num_positions
         self._pairs = rope.rotary_dim // 2
-        table = torch.empty(num_positions, 2 * self._pairs, dtype=torch.float32)
-        positions = torch.arange(num_positions, dtype=torch.float32)
-        cos, sin = table[:, : self._pairs], table[:, self._pairs :]
-        torch.outer(positions, inverse_frequencies(rope), out=sin)
-        torch.cos(sin, out=cos)
-        torch.sin(sin, out=sin)
-        if rope.attention_factor != 1.0:
-            table.mul_(rope.attention_factor)
-        self._table = table.to(device)
+        self._frequencies = inverse_frequencies(rope)
+        self._attention_factor = rope.attention_factor
+        self._table = torch.empty(num_positions, rope.rotary_dim, dtype=torch.float32, device=device)
+        self._num_filled = 0
+        self._fill(_EAGER_POSITIONS)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """int64[T] -> cos and sin, each float32[T, rotary_dim / 2] (views of one gather)."""
+        """int64[T] -> cos and sin, each float32[T, rotary_dim / 2] (views of one gather).
+
+        Raises:
+            IndexError: a position is not below ``num_positions``.
+        """
+        if self._num_filled < self.num_positions:
+            self._fill(int(positions.max()) + 1)
         rows = self._table.index_select(0, positions)
         return rows[:, : self._pairs], rows[:, self._pairs :]
+
+    def _fill(self, num_positions: int) -> None:
+        """Compute the rows below ``num_positions``, rounded up, that are not there yet."""
+        if num_positions <= self._num_filled:
+            return
+        start, stop = self._num_filled, min(-(-num_positions // _FILL_STEP) * _FILL_STEP, self.num_positions)
+        angles = torch.outer(torch.arange(start, stop, dtype=torch.float32), self._frequencies)
+        rows = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        self._table[start:stop] = rows if self._attention_factor == 1.0 else rows * self._attention_factor
+        self._num_filled = stop

@@ -74,3 +74,24 @@ def test_the_table_holds_scaled_cos_and_sin_of_each_position() -> None:
     assert cos.dtype == sin.dtype == torch.float32
     torch.testing.assert_close(cos.double(), 1.5 * angles.cos(), atol=1e-5, rtol=0)
     torch.testing.assert_close(sin.double(), 1.5 * angles.sin(), atol=1e-5, rtol=0)
+
+
+def test_long_tables_grow_to_the_positions_used() -> None:
+    rope = RopeParameters(rope_type="default", theta=10_000.0, rotary_dim=8)
+    whole = RotaryTable(rope, 32_000, torch.device("cpu"))
+    growing = RotaryTable(rope, 1_000_000, torch.device("cpu"))
+    for positions in (torch.tensor([0, 31_999]), torch.tensor([500_000, 3]), torch.tensor([999_999, 40_000])):
+        cos, sin = growing.at(positions)
+        angles = positions[:, None].float() * inverse_frequencies(rope)
+        torch.testing.assert_close(cos, angles.cos(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(sin, angles.sin(), atol=1e-6, rtol=0)
+    assert torch.equal(growing.at(torch.arange(32_000))[0], whole.at(torch.arange(32_000))[0])
+
+
+@pytest.mark.parametrize("num_positions", [100, 40_000])
+def test_positions_past_the_table_are_refused(num_positions: int) -> None:
+    table = RotaryTable(
+        RopeParameters(rope_type="default", theta=1e4, rotary_dim=8), num_positions, torch.device("cpu")
+    )
+    with pytest.raises(IndexError):
+        table.at(torch.tensor([num_positions]))
