@@ -215,6 +215,8 @@ class EngineClient:
             self._calls.pop(call, None)
 
     def _send(self, frame: Frame) -> None:
+        if self.failure is not None:
+            return
         self._outbox.append(frame)
         if self._retry is None:
             self._drain_outbox()
@@ -288,6 +290,8 @@ class EngineClient:
         if self.failure is not None:
             return
         self.failure = reason
+        # Nobody takes these any more; offering them again and again would keep the event loop busy.
+        self._outbox.clear()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(reason))

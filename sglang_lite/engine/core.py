@@ -118,17 +118,20 @@ class EngineCore:
 
     def _finish_oldest(self) -> OutputColumns:
         """Wait for the oldest plan and commit it; a failed pass ends the requests of that plan only."""
-        step = self._submitted.popleft()
-        self._meter.steps += 1
-        self._meter.worked()
+        step = self._submitted[0]
         try:
             output = self._executor.collect()
         except ExecutionError as error:
             logger.error("step %d failed: %s", step, error)
-            return self._scheduler.fail(step, str(error), self._clock())
-        finally:
-            self.step_started = None
-        return self._scheduler.commit(output, self._clock())
+            columns = self._scheduler.fail(step, str(error), self._clock())
+        else:
+            columns = self._scheduler.commit(output, self._clock())
+        # Taken off last: an interrupt while waiting leaves the step where the next turn finds it.
+        self._submitted.popleft()
+        self.step_started = None
+        self._meter.steps += 1
+        self._meter.worked()
+        return columns
 
     def _serve_controls(self) -> None:
         """Until the oldest plan is done, answer the fronts: a step on a slow machine may take seconds."""

@@ -6,6 +6,7 @@ the front is gone, whatever killed it, and the core leaves at once.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -61,6 +62,7 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
     started = time.monotonic()
     try:
         config = ServerConfig.from_json(launch.config)
+        logging.getLogger().setLevel(config.log_level.upper())
         parts = build(config, lambda message, fraction: transport.send(Progress(message, fraction)))
     except StartupError as error:
         transport.send(Failure(str(error), startup=True))
@@ -69,6 +71,9 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
         logger.exception("the engine core could not be built")
         transport.send(Failure(f"internal error while starting: {type(error).__name__}: {error}", startup=True))
         return EXIT_FAULT
+    # What exists now stays: collections during serving need not look at it, and so stay short.
+    gc.collect()
+    gc.freeze()
     info = parts.info
     seconds = {**info.startup_seconds, "total": time.monotonic() - started}
     transport.send(Ready(msgspec.structs.replace(info, process_id=os.getpid(), startup_seconds=seconds)))

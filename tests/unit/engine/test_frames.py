@@ -95,7 +95,7 @@ def output_columns(draw: st.DrawFn) -> OutputColumns:
 
 
 @given(request_columns())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_request_columns_survive_the_wire(columns: RequestColumns) -> None:
     received = decode_command(encode_requests(columns))
     assert isinstance(received, RequestColumns)
@@ -107,7 +107,7 @@ def test_request_columns_survive_the_wire(columns: RequestColumns) -> None:
 
 
 @given(output_columns())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_output_columns_survive_the_wire(columns: OutputColumns) -> None:
     received = decode_event(encode_output(columns))
     assert isinstance(received, OutputColumns)
@@ -166,7 +166,7 @@ def test_decoding_copies_nothing() -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_noise_is_a_frame_error(frame: list[bytes]) -> None:
     with pytest.raises(FrameError):
         decode_command(frame)
@@ -175,7 +175,7 @@ def test_noise_is_a_frame_error(frame: list[bytes]) -> None:
 
 
 @given(request_columns(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_damaged_request_frames_are_frame_errors_or_well_formed(columns: RequestColumns, data: st.DataObject) -> None:
     frame = encode_requests(columns)
     part = data.draw(st.integers(0, 2))

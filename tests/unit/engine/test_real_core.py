@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -67,6 +68,16 @@ async def test_abort_during_a_chunked_prefill_leaves_no_page_held(engine: AsyncE
     assert (await neighbour).text == "BCDA" * 50
     await until_idle(engine)
     await engine.flush_cache(timeout=5.0)
+
+
+async def test_the_core_with_its_executor_idles(engine: AsyncEngine) -> None:
+    await until_idle(engine)
+    await asyncio.sleep(1.1)  # the last load report is sent within a second of the work
+    core = psutil.Process(engine.info.process_id)
+    before = core.cpu_times()
+    await asyncio.sleep(2.0)
+    after = core.cpu_times()
+    assert after.user + after.system - before.user - before.system < 0.02 * 2.0
 
 
 async def test_the_front_does_not_load_torch(chain_model: Path) -> None:
