@@ -124,17 +124,18 @@ class WindowedDetokenizer:
         if len(text) > 0:
             self._window_sent = stable
             self._sent += len(text)
-        self._slide(window)
+        self._slide(window, after)
         return text
 
-    def _slide(self, window: list[int]) -> None:
-        """Drop the older half of a full window when its text is sent and its length does not depend on the rest."""
-        if len(window) < 2 * _WINDOW:
-            return
-        head, tail = self._decode(window[:_WINDOW]), self._decode(window[_WINDOW:])
-        if head + tail == self._decode(window) and len(head) <= self._window_sent:
-            self._window_start += _WINDOW
-            self._window_sent -= len(head)
+    def _slide(self, window: list[int], text: str) -> None:
+        """Drop the older part of a full window: text that is sent, and without which the rest reads the same."""
+        for start in range(_WINDOW, len(window) - _WINDOW + 1):
+            rest = self._decode(window[start:])
+            dropped = len(text) - len(rest)
+            if dropped <= self._window_sent and text.endswith(rest):
+                self._window_start += start
+                self._window_sent -= dropped
+                return
 
     def finish(self) -> str:
         text = self._decode(self._ids)[self._sent :]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
+from sglang_lite.frontend.detokenizer import WindowedDetokenizer
 from sglang_lite.frontend.pieces import DecoderKind, classify_decoder
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.types import RequestError, StartupError
@@ -173,3 +174,24 @@ def test_leading_space_of_the_first_piece_only() -> None:
     assert fox is not None
     detokenizer = tokenizer.detokenizer()
     assert [detokenizer.push(fox), detokenizer.push(fox)] == ["fox", " fox"]
+
+
+def test_window_of_an_unknown_decoder_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work for a token does not grow with the text."""
+    tokenizer = vocabulary("suffix")
+    detokenizer = tokenizer.detokenizer()
+    assert isinstance(detokenizer, WindowedDetokenizer)
+    longest = 0
+    decode = detokenizer._decode
+
+    def measured(self: WindowedDetokenizer, token_ids: list[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(token_ids))
+        return decode(token_ids)
+
+    monkeypatch.setattr(WindowedDetokenizer, "_decode", measured)
+    token_ids = tokenizer.encode("The quick brown fox jumps over the lazy dog, again and again. " * 20)
+    deltas = [detokenizer.push(token_id) for token_id in token_ids]
+    assert longest < 40
+    monkeypatch.undo()
+    assert "".join([*deltas, detokenizer.finish()]) == tokenizer.decode(token_ids)
