@@ -29,6 +29,7 @@ from sglang_lite.server.openai_common import (
 )
 from sglang_lite.server.openai_logprobs import chat_logprobs
 from sglang_lite.server.sequences import build_sequences
+from sglang_lite.server.text_length import refuse_endless_texts
 from sglang_lite.server.unsupported import refuse_constraints
 from sglang_lite.types import RequestError
 
@@ -158,6 +159,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     context = context_of(request)
     call = read_call(context, await read_object(request), request.headers)
+    await refuse_endless_texts(context, call.sequences)
     if call.options.stream:
         merged = MergedStream(context, call.sequences, call.choices)
         return await reply_with_events(request, merged, ChatStreamWriter(call))

@@ -29,6 +29,7 @@ from sglang_lite.server.openai_common import (
 )
 from sglang_lite.server.openai_logprobs import completion_logprobs
 from sglang_lite.server.sequences import Prompt, build_sequences
+from sglang_lite.server.text_length import refuse_endless_texts
 from sglang_lite.server.token_text import OffsetCounter
 from sglang_lite.server.unsupported import refuse_constraints
 from sglang_lite.types import RequestError
@@ -191,6 +192,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     """Complete one or several prompts."""
     context = context_of(request)
     call = read_call(context, await read_object(request), request.headers)
+    await refuse_endless_texts(context, call.sequences)
     writer = CompletionWriter(call)
     if call.options.stream:
         return await reply_with_events(request, MergedStream(context, call.sequences, call.choices), writer)

@@ -11,12 +11,14 @@ from sglang_lite.server.event_replies import reply_with_events
 from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.native_format import NativeFormat, NativeWriter
 from sglang_lite.server.native_parse import read_call
+from sglang_lite.server.text_length import refuse_endless_texts
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
     """Generate for one prompt or a batch."""
     context = context_of(request)
     call = read_call(context, await read_object(request), request.headers)
+    await refuse_endless_texts(context, call.requests)
     form = NativeFormat(
         tokenizer=context.engine.tokenizer,
         weight_version=context.config.weight_version,

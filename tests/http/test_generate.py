@@ -39,9 +39,7 @@ async def test_length_limit_ends_generation(server: LocalServer, prompt: dict[st
             3,
             id="C109-stop-token-kept",
         ),
-        pytest.param(
-            "A", {"stop_regex": "C.A"}, "BCDA", {"type": "stop", "matched": "C.A"}, 4, id="C110-stop-pattern"
-        ),
+        pytest.param("A", {"stop_regex": "C.A"}, "BCDA", {"type": "stop", "matched": "C.A"}, 4, id="C110-stop-pattern"),
         pytest.param(
             "0",
             {"min_new_tokens": 12, "max_new_tokens": 30},
@@ -63,7 +61,9 @@ async def test_length_limit_ends_generation(server: LocalServer, prompt: dict[st
             2,
             id="C126-end-token-kept-when-asked",
         ),
-        pytest.param("A", {"max_new_tokens": None, "stop": "DAB"}, "BC", {"type": "stop", "matched": "DAB"}, 5, id="no-limit"),
+        pytest.param(
+            "A", {"max_new_tokens": None, "stop": "DAB"}, "BC", {"type": "stop", "matched": "DAB"}, 5, id="no-limit"
+        ),
     ],
 )
 async def test_generation_stops(

@@ -54,7 +54,11 @@ BAD_GENERATE: list[tuple[str, dict[str, Any], str]] = [
     ("parameters-number", {"text": "A", "sampling_params": 3}, "sampling_params"),
     ("unknown-parameter", {"text": "A", "sampling_params": {"bogus": 1}}, "bogus"),
     ("n-differs", {"text": ["A", "B"], "sampling_params": [{"n": 1}, {"n": 2}]}, "parallel_sample_num"),
-    ("n-list-logprob", {"text": ["A", "B"], "sampling_params": {"n": 2}, "return_logprob": [True, False]}, "return_logprob"),
+    (
+        "n-list-logprob",
+        {"text": ["A", "B"], "sampling_params": {"n": 2}, "return_logprob": [True, False]},
+        "return_logprob",
+    ),
     ("top-logprobs-negative", {"text": "A", "top_logprobs_num": -1}, "top_logprobs_num"),
     ("start-beyond-prompt", {"text": "A", "return_logprob": True, "logprob_start_len": 9}, "logprob_start_len"),
     ("start-wrong-type", {"text": "A", "logprob_start_len": "x"}, "logprob_start_len"),
@@ -99,7 +103,12 @@ BAD_OPENAI: list[tuple[str, str, dict[str, Any], str]] = [
     ("n-zero", COMPLETIONS, {"prompt": "A", "n": 0}, "n must"),
     ("logprobs-negative", COMPLETIONS, {"prompt": "A", "logprobs": -1}, "logprobs"),
     ("logprobs-boolean", COMPLETIONS, {"prompt": "A", "logprobs": True}, "logprobs"),
-    ("stream-options-without-stream", COMPLETIONS, {"prompt": "A", "stream_options": {"include_usage": True}}, "stream"),
+    (
+        "stream-options-without-stream",
+        COMPLETIONS,
+        {"prompt": "A", "stream_options": {"include_usage": True}},
+        "stream",
+    ),
     ("C316-no-messages", CHAT, {}, "messages"),
     ("C316-empty-messages", CHAT, {"messages": []}, "Messages cannot be empty"),
     ("C316-role", CHAT, {"messages": [{"role": "wizard", "content": "A"}]}, "role"),
@@ -160,11 +169,23 @@ async def test_prompt_over_the_context(server: LocalServer, stream: bool, field:
     assert "1025" in reply.text and "1024" in reply.text
 
 
-@pytest.mark.parametrize(("prompt", "limit", "expected"), [
-    (1007, 1, 1), (1008, 16, 16), (1022, 2, 2), (1023, 1, 1), (1023, None, 1), (1020, None, 4),
-    (1023, 2, None), (1024, 1, None), (1026, None, None),
-])
-async def test_lengths_around_the_context(server: LocalServer, prompt: int, limit: int | None, expected: int | None) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "limit", "expected"),
+    [
+        (1007, 1, 1),
+        (1008, 16, 16),
+        (1022, 2, 2),
+        (1023, 1, 1),
+        (1023, None, 1),
+        (1020, None, 4),
+        (1023, 2, None),
+        (1024, 1, None),
+        (1026, None, None),
+    ],
+)
+async def test_lengths_around_the_context(
+    server: LocalServer, prompt: int, limit: int | None, expected: int | None
+) -> None:
     """B17"""
     body = {"input_ids": [66] * (prompt - 1) + [65], "sampling_params": {"max_new_tokens": limit, "ignore_eos": True}}
     reply = await server.post(GENERATE, body)
@@ -206,6 +227,7 @@ async def test_ten_megabytes_of_text(server: LocalServer, path: str) -> None:
     body = {GENERATE: {"text": text}, COMPLETIONS: {"prompt": text}, CHAT: user(text)}[path]
     reply = await server.post(path, body)
     assert reply.status == 400
+    assert "1024" in reply.text
     await check_alive(server)
 
 

@@ -118,7 +118,11 @@ async def test_chat_logprobs(server: LocalServer, stream: bool) -> None:
     assert [entry["token"] for entry in content] == ["B", "C", "D"]
     assert [entry["bytes"] for entry in content] == [[66], [67], [68]]
     assert [entry["logprob"] for entry in content] == pytest.approx([SUCCESSOR_LOGPROB] * 3, abs=1e-3)
-    assert [[one["token"] for one in entry["top_logprobs"]] for entry in content] == [["B", "~"], ["C", "~"], ["D", "~"]]
+    assert [[one["token"] for one in entry["top_logprobs"]] for entry in content] == [
+        ["B", "~"],
+        ["C", "~"],
+        ["D", "~"],
+    ]
 
 
 @pytest.mark.parametrize(
