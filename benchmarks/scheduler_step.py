@@ -3,8 +3,8 @@
 Run ``python -m benchmarks.scheduler_step``. Each row of the table is a number of running requests with contexts of
 about 300 tokens on pages of 16. ``step`` is plan + commit + frame of one decode step; ``churn`` is the same where
 every step a share of the requests ends and as many new ones are admitted. ``admit`` covers the decoded ingress
-columns, the waiting queue and the first plans of the requests. ``growth`` is what Python and NumPy have allocated
-more at the end of ``--steps`` further steps than at their beginning.
+columns, the waiting queue, the prefill plans and their commits. The growth printed below the table is what Python
+and NumPy hold more after ``--steps`` steps of churn than before.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ PAGE_SIZE = 16
 PROMPT_TOKENS = 256
 CONTEXT = 16384
 END_TOKEN = 2
+GROWTH_RUNNING = 256
 
 HEADERS = (
     "running",
@@ -39,18 +40,17 @@ HEADERS = (
     "churn p50 us",
     "churn p99 us",
     "admit req/s",
-    "growth KiB",
 )
 
 
 class Loop:
     """The engine loop around a null executor, one step ahead of the tokens, with a clock around each part."""
 
-    def __init__(self, num_running: int, steps: int) -> None:
-        tokens = PROMPT_TOKENS + steps
+    def __init__(self, num_running: int, num_pages: int) -> None:
+        self.num_running = num_running
         self.scheduler = Scheduler(
             SchedulerConfig(
-                num_pages=num_running * (tokens // PAGE_SIZE + 2) + 4096,
+                num_pages=num_pages,
                 page_size=PAGE_SIZE,
                 context_length=CONTEXT,
                 max_running_requests=num_running,
@@ -113,6 +113,17 @@ class Loop:
         self.durations["step"].append(planned - start + end - begin)
         return int(np.count_nonzero(columns.finish != FinishCode.RUNNING))
 
+    def turn_over(self, steps: int, *, keep: bool = False) -> None:
+        """Steps that replace every request that ends; durations are dropped as they come unless ``keep``."""
+        if not self.scheduler.has_work:
+            self.admit(self.num_running, self.random.integers(2, 129, self.num_running).tolist())
+        for _ in range(steps):
+            ended = self.step()
+            if ended:
+                self.admit(ended, self.random.integers(64, 193, ended).tolist())
+            if not keep:
+                self.reset()
+
     def reset(self) -> dict[str, list[int]]:
         """Take the durations collected so far."""
         taken = self.durations
@@ -130,9 +141,9 @@ def _percentile(durations_ns: list[int], share: float) -> float:
     return round(float(np.percentile(durations_ns, share)) / 1e3, 1)
 
 
-def measure_steady(num_running: int, steps: int, growth_steps: int) -> tuple[dict[str, list[int]], float, float]:
-    """Durations of steady decode steps (ns), admitted requests per second, and allocation growth in KiB."""
-    loop = Loop(num_running, steps + growth_steps + 64)
+def measure_steady(num_running: int, steps: int) -> tuple[dict[str, list[int]], float]:
+    """Durations of steady decode steps (ns), and admitted requests per second."""
+    loop = Loop(num_running, num_running * ((PROMPT_TOKENS + steps + 64) // PAGE_SIZE + 1))
     admit_seconds = loop.fill(num_running)
     for _ in range(16):
         loop.step()
@@ -141,38 +152,30 @@ def measure_steady(num_running: int, steps: int, growth_steps: int) -> tuple[dic
     gc.freeze()
     for _ in range(steps):
         loop.step()
-    durations = loop.reset()
-    growth = 0.0
-    if growth_steps:
-        tracemalloc.start()
-        for _ in range(32):
-            loop.step()
-            loop.reset()
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(growth_steps):
-            loop.step()
-            loop.reset()
-        gc.collect()
-        growth = (tracemalloc.get_traced_memory()[0] - before) / 1024
-        tracemalloc.stop()
     gc.unfreeze()
-    return durations, num_running / admit_seconds, growth
+    return loop.reset(), num_running / admit_seconds
+
+
+def measure_growth(num_running: int, steps: int) -> float:
+    """KiB that Python and NumPy hold more after ``steps`` steps, with requests ending, starting and being evicted."""
+    loop = Loop(num_running, num_running * 40)
+    loop.turn_over(500)
+    tracemalloc.start()
+    loop.turn_over(200)
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    loop.turn_over(steps)
+    gc.collect()
+    growth = (tracemalloc.get_traced_memory()[0] - before) / 1024
+    tracemalloc.stop()
+    return growth
 
 
 def measure_churn(num_running: int, steps: int) -> list[int]:
     """Durations (ns) of steps where requests of about 128 output tokens end and are replaced."""
-    loop = Loop(num_running, 512)
-    loop.admit(num_running, loop.random.integers(2, 129, num_running).tolist())
-    for _ in range(32):
-        if loop.step():
-            break
-    for turn in range(96 + steps):
-        if turn == 96:
-            loop.reset()
-        ended = loop.step()
-        if ended:
-            loop.admit(ended, loop.random.integers(64, 193, ended).tolist())
+    loop = Loop(num_running, num_running * 64)
+    loop.turn_over(96)
+    loop.turn_over(steps, keep=True)
     return loop.durations["step"]
 
 
@@ -181,13 +184,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--running", default="256,1024,4096", help="comma-separated numbers of running requests")
     parser.add_argument("--measure-steps", type=int, default=400, help="steps timed for each row")
-    parser.add_argument("--steps", type=int, default=2000, help="steps of the growth check (at 256 running)")
+    parser.add_argument("--steps", type=int, default=2000, help="steps of the growth check, 0 for none")
     add_json_argument(parser)
     arguments = parser.parse_args()
     rows: list[list[object]] = []
-    for index, num_running in enumerate(int(part) for part in arguments.running.split(",")):
-        growth_steps = arguments.steps if index == 0 else 0
-        durations, admitted, growth = measure_steady(num_running, arguments.measure_steps, growth_steps)
+    for num_running in (int(part) for part in arguments.running.split(",")):
+        durations, admitted = measure_steady(num_running, arguments.measure_steps)
         churn = measure_churn(num_running, arguments.measure_steps)
         rows.append(
             [
@@ -198,10 +200,13 @@ def main() -> None:
                 summarize(churn).median_us,
                 _percentile(churn, 99),
                 round(admitted),
-                round(growth, 1) if growth_steps else "-",
             ]
         )
-    publish("scheduler_step", HEADERS, rows, json_path=arguments.json, extra={"page_size": PAGE_SIZE})
+    growth = {"running": GROWTH_RUNNING, "steps": arguments.steps, "kib": 0.0}
+    if arguments.steps:
+        growth["kib"] = round(measure_growth(GROWTH_RUNNING, arguments.steps), 1)
+    publish("scheduler_step", HEADERS, rows, json_path=arguments.json, extra={"growth": growth})
+    print(f"allocation growth over {arguments.steps} steps at {GROWTH_RUNNING} running: {growth['kib']} KiB")
 
 
 if __name__ == "__main__":

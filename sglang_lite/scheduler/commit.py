@@ -148,4 +148,5 @@ def _commit_chunks(state: SchedulerState, chunks: list[Chunk]) -> OutputColumns:
         state.table.set_state(request, RequestState.DECODE)
         if state.table.length[request.row] > chunk.stop and state.table.token_ids[request.row, chunk.stop] >= 0:
             state.decode.stale |= state.pages.publish(request, chunk.stop)
+        state.in_progress.remove(request)
     return outbox.drain()

@@ -32,6 +32,7 @@ def start(state: SchedulerState, request: Request, prefix: PrefixUse, own: Int32
     state.pages.attach(request, prefix, own)
     request.planned = request.computed = prefix.start
     state.prefilling.append(request)
+    state.in_progress.add(request, state.table.known_tokens(request))
 
 
 def preempt(state: SchedulerState, request: Request) -> None:
@@ -77,6 +78,7 @@ def written_tokens(state: SchedulerState, request: Request) -> int:
 def _leave(state: SchedulerState, request: Request, after: RequestState, num_written: int) -> None:
     if request.planned < request.target:
         state.prefilling.remove(request)
+    state.in_progress.remove(request)
     state.pages.release(request, num_written)
     state.table.vacate(request, after, state.last_step)
     state.decode.stale = True

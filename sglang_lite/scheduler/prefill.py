@@ -67,7 +67,7 @@ def _admit(
         prefix = state.pages.use_prefix(request)
         needed = len(request.tokens) - prefix.start
         over_budget = bool(chunks) and uncached + needed > uncached_limit
-        if over_budget or not _take_pages(state, request, prefix, now):
+        if over_budget or _waits_for_prefix(state, request, prefix) or not _take_pages(state, request, prefix, now):
             state.pages.unlock(request)
             return
         if prefix.copy_source >= 0:
@@ -77,6 +77,15 @@ def _admit(
         chunks.append(_next_chunk(request, budget))
         budget -= chunks[-1].stop - chunks[-1].start
         uncached += needed
+
+
+def _waits_for_prefix(state: SchedulerState, request: Request, prefix: PrefixUse) -> bool:
+    """Whether another prefill is about to put most of this prompt into the cache.
+
+    Those behind it in the queue wait as well: passing it would cost them their place in the order, and it nothing.
+    """
+    limited = request.scored < request.prompt_length
+    return not limited and state.in_progress.is_worth_waiting(request, prefix.start)
 
 
 def _take_pages(state: SchedulerState, request: Request, prefix: PrefixUse, now: float) -> bool:

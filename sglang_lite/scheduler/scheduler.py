@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from sglang_lite.scheduler import admission, commit, lifecycle
 from sglang_lite.scheduler.config import PauseMode, SchedulerConfig
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
@@ -143,7 +145,7 @@ class Scheduler:
         waiting = state.queue.requests()
         return SchedulerStats(
             num_running=state.table.num_live,
-            num_prefilling=sum(request.state == RequestState.PREFILL for request in state.table.running()),
+            num_prefilling=int(np.count_nonzero(state.table.state[state.table.live] == RequestState.PREFILL)),
             num_waiting=len(waiting),
             num_pending=sum(request.state == RequestState.PENDING for request in waiting),
             num_waiting_tokens=state.queue.num_tokens,

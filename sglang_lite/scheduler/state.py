@@ -14,6 +14,7 @@ from sglang_lite.scheduler.plan import StepPlan
 from sglang_lite.scheduler.queue import WaitingQueue
 from sglang_lite.scheduler.request import Request
 from sglang_lite.scheduler.sampling import SampleSet
+from sglang_lite.scheduler.sharing import PrefillsInProgress
 from sglang_lite.scheduler.stats import Counters
 from sglang_lite.scheduler.table import RequestTable
 from sglang_lite.types import Int32Array
@@ -65,6 +66,7 @@ class SchedulerState:
     """The state of one scheduler.
 
     Attributes:
+        in_progress: prompts of the running prefills whose pages are not published yet.
         requests: live requests by key.
         prefilling: running requests with prompt tokens still to plan, in the order of admission.
         in_flight: uncommitted plans, the oldest first.
@@ -78,6 +80,7 @@ class SchedulerState:
     pages: RequestPages
     queue: WaitingQueue
     decode: DecodeBatch
+    in_progress: PrefillsInProgress
     outbox: Outbox = field(default_factory=Outbox)
     counters: Counters = field(default_factory=Counters)
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -99,6 +102,7 @@ class SchedulerState:
             pages=RequestPages(config, table),
             queue=WaitingQueue(config),
             decode=DecodeBatch(table, config.page_size),
+            in_progress=PrefillsInProgress(config.page_size, enabled=config.enable_radix_cache),
         )
 
     @property

@@ -127,6 +127,31 @@ def test_prompts_computed_side_by_side_end_up_on_the_same_pages() -> None:
     assert all(driver.received[key].tokens == solo(prompt, 30) for key in (1, 2, 3))
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_requests_with_a_long_common_prefix_compute_it_once(overlap: bool) -> None:
+    driver = make_driver(overlap=overlap, num_pages=128, chunked_prefill_size=100)
+    shared = [position % 11 for position in range(256)]
+    prompts = [shared + [500 + key] * 20 for key in range(6)]
+    driver.admit(range(6), prompts, max_new_tokens=4)
+    driver.run(after_step=driver.scheduler.audit)
+    stats = driver.scheduler.stats()
+    assert stats.computed_prompt_tokens == 256 + 6 * 20
+    assert [driver.received[key].cached_tokens for key in range(6)] == [0] + [256] * 5
+    assert driver.first_tokens == list(range(6))
+    assert all(driver.received[key].tokens == solo(prompts[key], 4) for key in range(6))
+
+
+def test_request_stops_waiting_for_a_prefix_whose_prefill_is_aborted() -> None:
+    driver = make_driver(num_pages=128, chunked_prefill_size=64)
+    shared = [position % 11 for position in range(256)]
+    driver.admit([1, 2], [[*shared, 1], [*shared, 2]], max_new_tokens=2)
+    driver.step()
+    assert driver.scheduler.stats().num_waiting == 1
+    driver.scheduler.abort([1], driver.now)
+    driver.run(after_step=driver.scheduler.audit)
+    assert driver.received[2].tokens == solo([*shared, 2], 2)
+
+
 class TestLogprobs:
     """Prompt log-probabilities need the positions before them computed, so they limit the prefix that is reused."""
 
