@@ -39,7 +39,7 @@ class PagedRunner:
         self._geometry = KVGeometry(num_pages, page_size, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
         shape = (num_pages, model.num_layers, 2, page_size, model.num_kv_heads, model.head_dim)
         # Slots that no token was written to hold what would be seen at once if attention looked at them.
-        self.pool = torch.full(shape, 1000.0, dtype=dtype)
+        self.pool = torch.full(shape, float("nan"), dtype=dtype)
         # Handed out in an order that is neither rising nor falling, so that a page index taken for a position shows.
         self._free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1)).tolist()
 
