@@ -6,6 +6,7 @@ The cases of the acceptance list are named by their id (C101 ...) in the paramet
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from inspect import iscoroutinefunction
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Asynchronous tests run in the event loop of their servers, which live as long as the session."""
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents and isinstance(item, pytest.Function):
+        if here in item.path.parents and isinstance(item, pytest.Function) and iscoroutinefunction(item.function):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
@@ -40,7 +41,7 @@ async def paged_server(chain_model: Path) -> AsyncIterator[LocalServer]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def small_pages_server(chain_model: Path) -> AsyncIterator[LocalServer]:
-    """Page size 4, keys set."""
+    """Page size 4."""
     async with local_server(chain_model, page_size=4, max_total_tokens=8192) as started:
         yield started
 

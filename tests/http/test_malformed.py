@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from typing import Any
 
@@ -77,8 +78,6 @@ BAD_GENERATE: list[tuple[str, dict[str, Any], str]] = [
 async def test_bad_native_requests_are_named(
     server: LocalServer, body: dict[str, Any], named: str, stream: bool
 ) -> None:
-    import json
-
     sent = {"stream": stream, **body}
     reply = await server.call("POST", GENERATE, data=json.dumps(sent).encode())
     assert reply.status == 400, reply.text
