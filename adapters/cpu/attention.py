@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, KVGeometry, OperationInputError
+from sglang_lite.adapters.cpu.decode_workspace import DecodeWorkspace
 from sglang_lite.adapters.cpu.paged_decode import PagedDecode, plan_paged_decode
 from sglang_lite.adapters.cpu.pool_view import PoolReader
 from sglang_lite.adapters.cpu.prefill import PrefillRow, plan_prefill, prefill_attention
+from sglang_lite.adapters.cpu.workspace_decode import WorkspaceDecode, plan_workspace_decode
 
 
 class CpuAttentionPlan:
@@ -23,7 +26,11 @@ class CpuAttentionPlan:
     __slots__ = ("decode", "num_decode", "prefill", "write_rows")
 
     def __init__(
-        self, write_rows: Tensor, num_decode: int, decode: PagedDecode | None, prefill: list[PrefillRow]
+        self,
+        write_rows: Tensor,
+        num_decode: int,
+        decode: PagedDecode | WorkspaceDecode | None,
+        prefill: list[PrefillRow],
     ) -> None:
         self.write_rows = write_rows
         self.num_decode = num_decode
@@ -41,6 +48,8 @@ class CpuAttention:
     def __init__(self, workspace_bytes: int) -> None:
         self._workspace_bytes = workspace_bytes
         self._reader: PoolReader | None = None
+        self._workspace: DecodeWorkspace | None = None
+        self._is_unfinished = False
 
     def plan(self, batch: AttentionBatch, geometry: KVGeometry) -> CpuAttentionPlan:
         """Work common to the layers of one step.
@@ -49,15 +58,31 @@ class CpuAttention:
             OperationInputError: an empty step, or a slot outside the pool.
         """
         check_slots(batch.slot_mapping, geometry)
+        reader = self._prepare(geometry)
+        num_decode = batch.num_decode
+        table = batch.page_table.numpy()
+        prefill = plan_prefill(reader, batch, table) if num_decode < len(batch.kv_lens) else []
+        if prefill and batch.rows is not None and self._workspace is not None:
+            self._workspace.forget(batch.rows[num_decode:])
+        decode = self._plan_decode(reader, batch, table[:num_decode]) if num_decode else None
+        self._is_unfinished = True
+        return CpuAttentionPlan(reader.slot_rows(batch.slot_mapping), num_decode, decode, prefill)
+
+    def _prepare(self, geometry: KVGeometry) -> PoolReader:
         if self._reader is None or self._reader.geometry != geometry:
             self._reader = PoolReader(geometry)
-        reader = self._reader
-        table = batch.page_table.numpy()
-        lengths = np.asarray(batch.kv_lens, dtype=np.int64)
-        num_decode = batch.num_decode
-        decode = plan_paged_decode(reader, table[:num_decode], lengths[:num_decode]) if num_decode else None
-        prefill = plan_prefill(reader, batch, table) if num_decode < len(lengths) else []
-        return CpuAttentionPlan(reader.slot_rows(batch.slot_mapping), num_decode, decode, prefill)
+            self._workspace = DecodeWorkspace(geometry, self._workspace_bytes) if self._workspace_bytes else None
+        elif self._is_unfinished and self._workspace is not None:
+            self._workspace.reset()  # the step before failed on its way, so its tokens may not be everywhere
+        return self._reader
+
+    def _plan_decode(
+        self, reader: PoolReader, batch: AttentionBatch, table: npt.NDArray[np.int64]
+    ) -> PagedDecode | WorkspaceDecode:
+        lengths = np.asarray(batch.kv_lens[: batch.num_decode], dtype=np.int64)
+        if self._workspace is None or batch.rows is None:
+            return plan_paged_decode(reader, table, lengths)
+        return plan_workspace_decode(self._workspace, reader, batch.rows[: batch.num_decode], lengths, table)
 
     def run(
         self,
@@ -73,20 +98,27 @@ class CpuAttention:
         """Append [T, G, D] keys and values, attend with [T, H, D] queries, return [T, H * D]."""
         if self._reader is None:
             raise OperationInputError("attention needs the plan of this step (plan_attention)")
+        if query.dtype != pool.dtype:
+            query, key, value, wide = *(x.to(pool.dtype) for x in (query, key, value)), query.dtype
+            return self.run(query, key, value, pool, layer, plan, scale, window).to(wide)
         reader = self._reader
         num_tokens, num_heads, head_dim = query.shape
         rows = plan.write_rows[layer]
         vectors = reader.vectors(pool)
         vectors.index_copy_(0, rows[0], key.reshape(num_tokens, -1))
         vectors.index_copy_(0, rows[1], value.reshape(num_tokens, -1))
-        if plan.decode is not None and not plan.prefill:
-            return plan.decode.run(reader, query, pool, layer, scale, window).view(num_tokens, -1)
-        output = query.new_empty(num_tokens, num_heads, head_dim)
+        n = plan.num_decode
+        output: Tensor | None = None
         if plan.decode is not None:
-            n = plan.num_decode
-            output[:n] = plan.decode.run(reader, query[:n], pool, layer, scale, window)
-        for row in plan.prefill:
-            prefill_attention(row, reader, query, key, value, pool, layer, scale, window, output)
+            output = plan.decode.run(reader, query[:n], key[:n], value[:n], pool, layer, scale, window)
+        if plan.prefill:
+            decoded, output = output, query.new_empty(num_tokens, num_heads, head_dim)
+            if decoded is not None:
+                output[:n] = decoded
+            for row in plan.prefill:
+                prefill_attention(row, reader, query, key, value, pool, layer, scale, window, output)
+        self._is_unfinished = layer + 1 < reader.geometry.num_layers
+        assert output is not None  # a plan has rows
         return output.view(num_tokens, -1)
 
 

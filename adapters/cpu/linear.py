@@ -19,20 +19,24 @@ from torch.nn import functional
 Engine = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(x [rows, in], weight in the engine's layout, bias [out] or None) -> [rows, out]."""
 
-ROW_BUCKETS = (1, 4, 16, 64, 256)
+ROW_BUCKETS = (1, 16, 64)
 """Row counts that are measured; a call uses the choice of the next larger one, or of the last."""
 
-_FLUSHED_BYTES = 24 << 20
-"""Weights measured in turn add up to this much, so that they come from memory as in a pass over a whole model."""
+_COPIES_BYTES = 16 << 20
+"""Weights measured in turn add up to about this much, so that they do not all sit in the nearest cache."""
 
-_MAX_SHARED_ROWS = 64
-"""Largest row count measured for a shared weight: a vocabulary projection sees sampled rows only."""
+_REPEATS = 3
+_SECONDS_PER_SHAPE = 0.3
+"""No further repetition starts after this long: a start must stay quick on a busy machine."""
 
-_CLEARLY_SLOWER = 1.5
+_CLEARLY_SLOWER = 1.4
 """An engine this much slower than the best on its first run is not run again."""
 
-_WORTHWHILE = 0.95
-"""Leaving torch's own layout must save this much, since timings on a busy machine are uncertain."""
+_WORTHWHILE = 0.93
+"""Leaving torch's own path must save this much, since timings on a busy machine are uncertain."""
+
+_MIN_WEIGHTS = 1 << 16
+"""Weights smaller than this are not measured: dispatch outweighs the choice."""
 
 
 def _torch_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -67,7 +71,7 @@ def _to_columns(weight: Tensor) -> Tensor:
 
 
 def _to_blocked(weight: Tensor) -> Tensor:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROW_BUCKETS[2])
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)
     return packed
 
 
@@ -140,37 +144,49 @@ class LinearCalibration:
 
     def _choose(self, weight: Tensor, *, has_bias: bool, shared: bool) -> LinearChoice:
         layouts = available_layouts(weight.dtype, shared=shared)
-        if not self._measure or weight.numel() < 1 << 16:  # too small for the choice to matter
+        if not self._measure or weight.numel() < _MIN_WEIGHTS:
             plain = layouts[0]
             return LinearChoice(plain, (plain.engines[0],) * len(ROW_BUCKETS))
         bias = torch.zeros(weight.shape[0], dtype=weight.dtype) if has_bias else None
-        buckets = [rows for rows in ROW_BUCKETS if not shared or rows <= _MAX_SHARED_ROWS]
-        timings = [time_engines(layouts, weight, bias, rows) for rows in buckets]
+        copies = max(1, min(4, _COPIES_BYTES // (weight.numel() * weight.element_size())))
+        weights = [[layout.convert(weight.clone()) for _ in range(copies)] for layout in layouts]
+        deadline = time.perf_counter() + _SECONDS_PER_SHAPE
+        timings = []
+        for rows in ROW_BUCKETS:
+            x = torch.randn(rows, weight.shape[1]).to(weight.dtype)
+            timings.append(time_engines(layouts, weights, x, bias, deadline))
         return choose_layout(layouts, timings)
 
 
 def time_engines(
-    layouts: list[Layout], weight: Tensor, bias: Tensor | None, rows: int, repeats: int = 4
+    layouts: list[Layout], weights: list[list[Tensor]], x: Tensor, bias: Tensor | None, deadline: float
 ) -> list[list[float]]:
     """Best seconds of each engine of each layout at this row count.
 
     The engines take turns, so that other load on the machine meets all of them, and the best of a few short runs
-    counts, which is the one that was disturbed least.
+    counts, which is the one that was disturbed least. Each product is followed by an elementwise operation on torch's
+    own threads, as in a model: a library whose threads get in the way of those shows its real price.
+
+    Args:
+        weights: copies of the weight in each layout.
+        x: [rows, in].
+        deadline: ``time.perf_counter`` after which no further turn starts; every engine has one turn in any case.
     """
-    copies = max(1, min(8, _FLUSHED_BYTES // (weight.numel() * weight.element_size()))) if rows <= 64 else 1
-    x = torch.randn(rows, weight.shape[1]).to(weight.dtype)
-    weights = [[layout.convert(weight.clone()) for _ in range(copies)] for layout in layouts]
+    between = torch.zeros(1 << 16)
     best = [[float("inf")] * len(layout.engines) for layout in layouts]
-    for repeat in range(repeats):
+    for repeat in range(_REPEATS):
+        if repeat and time.perf_counter() > deadline:
+            break
         fastest = min(min(row) for row in best)
         for i, layout in enumerate(layouts):
             for j, engine in enumerate(layout.engines):
                 if repeat and best[i][j] > fastest * _CLEARLY_SLOWER:
                     continue
                 started = time.perf_counter()
-                for w in weights[i]:
-                    engine(x, w, bias)
-                best[i][j] = min(best[i][j], (time.perf_counter() - started) / copies)
+                for weight in weights[i]:
+                    engine(x, weight, bias)
+                    between.neg_()
+                best[i][j] = min(best[i][j], (time.perf_counter() - started) / len(weights[i]))
     return best
 
 
@@ -178,17 +194,19 @@ def choose_layout(layouts: list[Layout], timings: list[list[list[float]]]) -> Li
     """The layout whose best engines lose least over all row counts, and those engines.
 
     Args:
-        layouts: candidates, torch's own first.
+        layouts: candidates, torch's own first; in each, the torch engine comes first.
         timings: bucket -> layout -> engine -> seconds.
     """
     scores = []
     for i in range(len(layouts)):
         losses = [min(bucket[i]) / min(min(row) for row in bucket) for bucket in timings]
         scores.append(sum(losses) / len(losses))
-    best = min(range(len(layouts)), key=scores.__getitem__)
-    if scores[best] > scores[0] * _WORTHWHILE:
-        best = 0
-    chosen = layouts[best]
-    engines = [chosen.engines[min(range(len(b[best])), key=b[best].__getitem__)] for b in timings]
-    engines += [engines[-1]] * (len(ROW_BUCKETS) - len(engines))
-    return LinearChoice(chosen, tuple(engines))
+    chosen = _best_unless_first(scores)
+    engines = tuple(layouts[chosen].engines[_best_unless_first(bucket[chosen])] for bucket in timings)
+    return LinearChoice(layouts[chosen], engines)
+
+
+def _best_unless_first(costs: list[float]) -> int:
+    """Index of the lowest cost; 0 unless the saving against it is worthwhile."""
+    best = min(range(len(costs)), key=costs.__getitem__)
+    return best if costs[best] < costs[0] * _WORTHWHILE else 0

@@ -61,9 +61,17 @@ class PagedDecode:
         self._tiles = tiles
 
     def run(
-        self, reader: PoolReader, query: Tensor, pool: Tensor, layer: int, scale: float, window: int | None
+        self,
+        reader: PoolReader,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: Tensor,
+        layer: int,
+        scale: float,
+        window: int | None,
     ) -> Tensor:
-        """[n, H, D] queries -> [n, H, D]."""
+        """[n, H, D] queries -> [n, H, D]. The pool holds the step's keys and values already."""
         num_rows, num_heads, head_dim = query.shape
         groups = reader.geometry.num_kv_heads
         if self._order is not None:

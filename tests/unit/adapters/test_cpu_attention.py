@@ -143,14 +143,14 @@ def test_shared_prefix(workspace_bytes: int) -> None:
     """Rows that start with the same pages, of different lengths behind them, coming and going."""
     steps = RandomSteps(CpuOperations(workspace_bytes=workspace_bytes), Shape(page_size=16), seed=5)
     prompt: list[int] = []
-    steps.run([], [(0, prompt, 96, 96)])
+    steps.run([], [(0, prompt, 160, 160)])
     rows = [list(prompt) for _ in range(5)]
-    lengths = [96 + 3 * index for index in range(5)]
+    lengths = [160 + 3 * index for index in range(5)]
     for row, pages in enumerate(rows):
-        if lengths[row] > 96:
-            steps.run([], [(row, pages, lengths[row], lengths[row] - 96)])
+        if lengths[row] > 160:
+            steps.run([], [(row, pages, lengths[row], lengths[row] - 160)])
         else:
-            del pages[6:]
+            del pages[10:]
     lone: list[int] = []
     steps.run([], [(7, lone, 20, 20)])
     lone_length = 20

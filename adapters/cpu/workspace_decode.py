@@ -1,0 +1,234 @@
+"""Decode attention over the workspace: one call for each slab, one for each shared prefix, joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_lite.adapters.cpu.decode_slab import Slab
+from sglang_lite.adapters.cpu.decode_workspace import NOWHERE, Array, DecodeWorkspace, Placement
+from sglang_lite.adapters.cpu.paged_decode import PagedDecode, plan_paged_decode
+from sglang_lite.adapters.cpu.pool_view import PoolReader
+from sglang_lite.adapters.cpu.shared_prefix import SharedPrefix
+from sglang_lite.adapters.cpu.softmax_attention import MASKED, attend, join, length_mask
+from sglang_lite.types import Int32Array
+
+
+@dataclass(slots=True)
+class SlabPart:
+    """The rows of a step that are in one slab.
+
+    Attributes:
+        extent: slots that are computed, holes included.
+        places: int64[k], places of the rows here, or None for all in order.
+        order: int64[extent], place whose query each slot gets (any for a hole); None when slot i is place i.
+        target: int64[extent], place that each slot's result goes to, n for a hole; None when slot i is place i.
+        write_rows: int64[layers, 2, k], see ``Slab.write_rows``.
+        lengths: int64[extent], tokens in each slot after this step, 1 for a hole.
+        width: the largest of them.
+        masks: window -> mask or None, made at first use.
+    """
+
+    slab: Slab
+    extent: int
+    places: Tensor | None
+    order: Tensor | None
+    target: Tensor | None
+    write_rows: Tensor
+    lengths: Tensor
+    width: int
+    masks: dict[int | None, Tensor | None] = field(default_factory=dict)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """Mask [extent, 1, 1, width], or None when nothing is hidden."""
+        if window not in self.masks:
+            hides = int(self.lengths.min()) < self.width or (window is not None and window < self.width)
+            self.masks[window] = length_mask(self.lengths, self.width, window, dtype) if hides else None
+        return self.masks[window]
+
+
+@dataclass(slots=True)
+class PrefixPart:
+    """The rows of a step that start with one shared prefix.
+
+    Attributes:
+        places: int64[k], or None for all in order.
+        lengths: int64[k], tokens of the whole sequences.
+    """
+
+    prefix: SharedPrefix
+    places: Tensor | None
+    lengths: Tensor
+    masks: dict[int, Tensor | None] = field(default_factory=dict)
+
+    def mask(self, window: int | None, repeat: int, dtype: torch.dtype) -> Tensor | None:
+        """Mask [1, 1, k * repeat, prefix tokens] of a window that ends before some sequences' start, else None."""
+        if window is None:
+            return None
+        if window not in self.masks:
+            hidden = torch.arange(self.prefix.num_tokens) < (self.lengths - window).unsqueeze(1)
+            mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, MASKED).repeat_interleave(repeat, 0)
+            self.masks[window] = mask.view(1, 1, *mask.shape) if bool(hidden.any()) else None
+        return self.masks[window]
+
+
+class WorkspaceDecode:
+    """A decode step over the workspace.
+
+    Args:
+        paged: places that found no memory in the workspace, and how they read the pool; None without any.
+    """
+
+    def __init__(
+        self,
+        workspace: DecodeWorkspace,
+        placement: Placement,
+        parts: list[SlabPart],
+        prefixes: list[PrefixPart],
+        paged: tuple[Tensor, PagedDecode] | None,
+    ) -> None:
+        self._workspace = workspace
+        self._placement = placement
+        self._parts = parts
+        self._prefixes = prefixes
+        self._paged = paged
+        self._is_loaded = False
+
+    def run(
+        self,
+        reader: PoolReader,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: Tensor,
+        layer: int,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """[n, H, D] queries with the new keys and values [n, G, D] -> [n, H, D]."""
+        if not self._is_loaded:
+            self._workspace.load(self._placement, pool)
+            self._is_loaded = True
+        num_rows, num_heads, head_dim = query.shape
+        groups = reader.geometry.num_kv_heads
+        grouped = query.view(num_rows, groups, num_heads // groups, head_dim)
+        output: Tensor | None = None
+        log_sums: Tensor | None = None
+        for part in self._parts:
+            mixed, log_sum = _attend_slab(part, grouped, key, value, layer, scale, window)
+            if part.target is None:
+                output, log_sums = mixed, log_sum
+                continue
+            if output is None or log_sums is None:
+                output = query.new_empty(num_rows + 1, *grouped.shape[1:])
+                log_sums = query.new_empty(num_rows + 1, *grouped.shape[1:3], dtype=torch.float32)
+            output.index_copy_(0, part.target, mixed)
+            log_sums.index_copy_(0, part.target, log_sum)
+        if output is None or log_sums is None:
+            assert self._paged is not None
+            return self._paged[1].run(reader, query, key, value, pool, layer, scale, window)
+        output, log_sums = output[:num_rows], log_sums[:num_rows]
+        for prefix in self._prefixes:
+            output = _join_prefix(prefix, grouped, output, log_sums, layer, scale, window)
+        output = output.reshape(query.shape)
+        if self._paged is not None:
+            places, paged = self._paged
+            rest = paged.run(reader, query.index_select(0, places), key, value, pool, layer, scale, window)
+            output.index_copy_(0, places, rest)
+        return output
+
+
+def _attend_slab(
+    part: SlabPart, grouped: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """Append the new tokens and attend: [extent, G, H / G, D] and float32[extent, G, H / G]."""
+    if part.places is not None:
+        key, value = key.index_select(0, part.places), value.index_select(0, part.places)
+    if part.order is not None:
+        grouped = grouped.index_select(0, part.order)
+    vectors = part.slab.vectors()
+    rows = part.write_rows[layer]
+    vectors.index_copy_(0, rows[0], key.reshape(key.shape[0], -1))
+    vectors.index_copy_(0, rows[1], value.reshape(value.shape[0], -1))
+    keys, values = part.slab.store[layer, :, : part.extent, : part.width].unbind(0)
+    mask = part.mask(window, grouped.dtype)
+    return attend(grouped, keys.transpose(1, 2), values.transpose(1, 2), scale=scale, mask=mask)
+
+
+def _join_prefix(
+    part: PrefixPart,
+    grouped: Tensor,
+    output: Tensor,
+    log_sums: Tensor,
+    layer: int,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """Attend to a shared prefix with all queries of its rows at once, and join with what they have so far."""
+    if part.places is not None:
+        grouped = grouped.index_select(0, part.places)
+        behind, behind_log_sum = output.index_select(0, part.places), log_sums.index_select(0, part.places)
+    else:
+        behind, behind_log_sum = output, log_sums
+    rows, groups, repeat, head_dim = grouped.shape
+    queries = grouped.transpose(0, 1).reshape(1, groups, rows * repeat, head_dim)
+    keys, values = part.prefix.store[layer].transpose(1, 2).unsqueeze(1).unbind(0)
+    mask = part.mask(window, repeat, grouped.dtype)
+    mixed, log_sum = attend(queries, keys, values, scale=scale, mask=mask)
+    mixed = mixed.view(groups, rows, repeat, head_dim).transpose(0, 1)
+    log_sum = log_sum.reshape(groups, rows, repeat).transpose(0, 1)
+    joined = join(behind, behind_log_sum, mixed, log_sum)
+    return joined if part.places is None else output.index_copy(0, part.places, joined)
+
+
+def plan_workspace_decode(
+    workspace: DecodeWorkspace, reader: PoolReader, rows: Int32Array, lengths: Array, page_table: Array
+) -> WorkspaceDecode:
+    """Place the rows of a decode step and prepare the indices of its layers.
+
+    Args:
+        rows: int32[n], rows of the request table. lengths: int64[n]. page_table: int64[n, W].
+    """
+    placement = workspace.place(rows, lengths, page_table)
+    parts = [_slab_part(placement, index, lengths) for index in range(len(placement.slabs))]
+    prefixes = [
+        PrefixPart(
+            prefix,
+            None if len(places) == len(rows) else torch.from_numpy(places),
+            torch.from_numpy(lengths[places]),
+        )
+        for prefix, places in placement.prefixes
+    ]
+    homeless = np.flatnonzero(placement.slab_of == NOWHERE)
+    paged = None
+    if len(homeless):
+        paged = (torch.from_numpy(homeless), plan_paged_decode(reader, page_table[homeless], lengths[homeless]))
+    return WorkspaceDecode(workspace, placement, parts, prefixes, paged)
+
+
+def _slab_part(placement: Placement, index: int, lengths: Array) -> SlabPart:
+    slab = placement.slabs[index]
+    num_rows = len(lengths)
+    places = np.flatnonzero(placement.slab_of == index)
+    slots = placement.slot_of[places]
+    held = lengths[places] - placement.base_of[places]
+    extent = int(slots.max()) + 1
+    order = np.zeros(extent, dtype=np.int64)
+    target = np.full(extent, num_rows, dtype=np.int64)
+    slot_lengths = np.ones(extent, dtype=np.int64)
+    order[slots] = target[slots] = places
+    slot_lengths[slots] = held
+    in_order = extent == num_rows and bool((target == np.arange(num_rows)).all())
+    return SlabPart(
+        slab=slab,
+        extent=extent,
+        places=None if len(places) == num_rows else torch.from_numpy(places),
+        order=None if in_order else torch.from_numpy(order),
+        target=None if in_order else torch.from_numpy(target),
+        write_rows=slab.write_rows(torch.from_numpy(slots), torch.from_numpy(held - 1)),
+        lengths=torch.from_numpy(slot_lengths),
+        width=int(held.max()),
+    )
