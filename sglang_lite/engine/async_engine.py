@@ -13,7 +13,7 @@ from typing import Any, Self
 from sglang_lite import startup
 from sglang_lite.config import ServerConfig
 from sglang_lite.engine.batching import Submission, build_columns
-from sglang_lite.engine.client import EngineClient, EngineDeadError
+from sglang_lite.engine.client import FRONT, EngineClient, EngineDeadError
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.launcher import CORE_COMMAND
 from sglang_lite.engine.limits import prepare_prompt
@@ -57,18 +57,25 @@ class AsyncEngine:
         stats: the newest load report, about one second old while the engine works.
     """
 
-    def __init__(self, config: ServerConfig, description: ModelDescription, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        description: ModelDescription,
+        tokenizer: Tokenizer | None,
+        client: EngineClient,
+        info: EngineInfo,
+    ) -> None:
         self.config = config
         self.description = description
         self.tokenizer = tokenizer
         self.stats = LoadSnapshot()
-        self._info: EngineInfo | None = None
-        self._client: EngineClient | None = None
+        self.info = info
+        self._client = client
         self._pool = TokenizationPool(tokenizer) if tokenizer is not None else None
         self._processor = OutputProcessor(tokenizer, stream_interval=config.stream_interval)
         self._live: dict[str, _LiveRequest] = {}
         self._unsent: list[Submission] = []
-        self._keys = itertools.count(0 << FRONT_SHIFT | 1)
+        self._keys = itertools.count((FRONT << FRONT_SHIFT) + 1)
         self._paused = False
 
     @classmethod
@@ -91,18 +98,19 @@ class AsyncEngine:
             StartupError: the configuration cannot be served, or the core did not start.
         """
         config = await asyncio.to_thread(startup.prepare, config)
-        description = await asyncio.to_thread(read_description, str(config.model_path))
-        tokenizer = None
-        if not config.skip_tokenizer_init:
-            tokenizer = await asyncio.to_thread(Tokenizer.load, config.effective_tokenizer_path)
-        engine = cls(config, description, tokenizer)
-        engine._client = EngineClient(
-            on_output=engine._take_output,
-            on_load=engine._take_load,
-            on_death=engine._lose_core,
-            on_progress=progress,
-        )
-        engine._info = await engine._client.start(config.to_json(), timeout=timeout, command=command)
+        client = EngineClient(progress)
+        starting = asyncio.create_task(client.start(config.to_json(), timeout=timeout, command=command))
+        try:
+            # While the core loads its libraries and weights.
+            description, tokenizer = await asyncio.to_thread(_read_text_side, config)
+            info = await starting
+        except BaseException:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await client.close(grace=0.0)
+            raise
+        engine = cls(config, description, tokenizer, client, info)
+        client.listen(engine)
         return engine
 
     async def __aenter__(self) -> Self:
@@ -112,21 +120,14 @@ class AsyncEngine:
         await self.close()
 
     @property
-    def info(self) -> EngineInfo:
-        """Facts of the core."""
-        if self._info is None:
-            raise RuntimeError("the engine was not started; use AsyncEngine.start")
-        return self._info
-
-    @property
     def is_alive(self) -> bool:
         """Whether the core can serve."""
-        return self._client is not None and self._client.failure is None
+        return self._client.failure is None
 
     @property
     def failure(self) -> str | None:
         """Why the core is gone, None while it lives."""
-        return self._client.failure if self._client is not None else None
+        return self._client.failure
 
     @property
     def num_live(self) -> int:
@@ -136,8 +137,7 @@ class AsyncEngine:
     async def close(self, grace: float = 5.0) -> None:
         """End the core. Requests still running end with an abort."""
         self._end_all("the engine was shut down", 503)
-        if self._client is not None:
-            await self._client.close(grace)
+        await self._client.close(grace)
         if self._pool is not None:
             self._pool.close()
 
@@ -185,16 +185,16 @@ class AsyncEngine:
         for live in self._live.values():
             live.aborted = True
         self._send_unsent()
-        return await self._connected().abort_all()
+        return await self._client.abort_all()
 
     async def flush_cache(self, timeout: float = 0.0) -> bool:
         """Empty the prefix cache; False when requests are still there after ``timeout`` seconds."""
         self._send_unsent()
-        return await self._connected().flush(timeout)
+        return await self._client.flush(timeout)
 
     async def loads(self) -> LoadSnapshot:
         """The load now."""
-        self.stats = await self._connected().load()
+        self.stats = await self._client.load()
         return self.stats
 
     async def ping(self, timeout: float) -> None:
@@ -203,7 +203,7 @@ class AsyncEngine:
         Raises:
             RequestError: 503, it did not within ``timeout`` seconds.
         """
-        await self._connected().ping(timeout)
+        await self._client.ping(timeout)
 
     async def pause(self, mode: str = "abort") -> None:
         """Stop generating and refuse new requests until ``resume``.
@@ -217,24 +217,19 @@ class AsyncEngine:
         self._send_unsent()
         paused, self._paused = self._paused, True
         try:
-            await self._connected().pause(checked)
+            await self._client.pause(checked)
         except RequestError:
             self._paused = paused
             raise
 
     async def resume(self) -> None:
         """Continue after ``pause``."""
-        await self._connected().resume()
+        await self._client.resume()
         self._paused = False
 
-    def _connected(self) -> EngineClient:
-        if self._client is None:
-            raise EngineDeadError("the engine was not started")
-        return self._client
-
     def _check_serving(self) -> None:
-        if self._client is None or self._client.failure is not None:
-            raise EngineDeadError(self.failure or "the engine was not started")
+        if self._client.failure is not None:
+            raise EngineDeadError(self._client.failure)
         if self._paused:
             raise RequestError("generation is paused; continue it first", status=412)
 
@@ -272,11 +267,11 @@ class AsyncEngine:
     def _send_unsent(self) -> None:
         """One ingress frame for everything that has come in since the last one."""
         submissions, self._unsent = self._unsent, []
-        if submissions and self._client is not None:
+        if submissions:
             self._client.submit(build_columns(submissions))
 
     def _abort_keys(self, keys: list[int]) -> None:
-        if keys and self._client is not None and self._client.failure is None:
+        if keys:
             self._send_unsent()
             self._client.abort_nowait(keys)
 
@@ -290,20 +285,30 @@ class AsyncEngine:
         if state.finish_reason is None:
             self._abort_keys([state.key])
 
-    def _take_output(self, columns: OutputColumns) -> None:
+    def take_output(self, columns: OutputColumns) -> None:
+        """Called by the client with the rows of a step."""
         processed = self._processor.process(columns, time.time())
         if processed.finish_keys:
-            self._connected().finish(processed.finish_keys)
+            self._client.finish(processed.finish_keys)
         _notify(processed.changed)
 
-    def _take_load(self, snapshot: LoadSnapshot) -> None:
+    def take_load(self, snapshot: LoadSnapshot) -> None:
+        """Called by the client with a load report."""
         self.stats = snapshot
 
-    def _lose_core(self, reason: str) -> None:
+    def lose_core(self, reason: str) -> None:
+        """Called by the client when the core is gone."""
         self._end_all(reason, 500)
 
     def _end_all(self, reason: str, status: int) -> None:
         _notify(self._processor.fail_all(reason, status, time.time()))
+
+
+def _read_text_side(config: ServerConfig) -> tuple[ModelDescription, Tokenizer | None]:
+    """What the front needs of the model's files."""
+    description = read_description(str(config.model_path))
+    tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.effective_tokenizer_path)
+    return description, tokenizer
 
 
 def _notify(states: Sequence[SequenceState]) -> None:

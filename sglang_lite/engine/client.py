@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import zmq
 
@@ -63,27 +64,29 @@ class EngineDeadError(RequestError):
         super().__init__(message, status=503)
 
 
+class Listener(Protocol):
+    """Who hears what the core sends of its own accord; called in the event loop."""
+
+    def take_output(self, columns: OutputColumns) -> None:
+        """The rows of a step."""
+
+    def take_load(self, snapshot: LoadSnapshot) -> None:
+        """A periodic load report."""
+
+    def lose_core(self, reason: str) -> None:
+        """The core is lost; called once, and never after ``close``."""
+
+
 class EngineClient:
     """Talks to one engine core.
 
     Args:
-        on_output: called with the rows of each step.
-        on_load: called with each periodic load report.
-        on_death: called once with the reason when the core is lost, never after ``close``.
+        on_progress: called with (message, fraction or a negative number) while the core starts.
     """
 
-    def __init__(
-        self,
-        *,
-        on_output: Callable[[OutputColumns], None],
-        on_load: Callable[[LoadSnapshot], None],
-        on_death: Callable[[str], None],
-        on_progress: Callable[[str, float], None] | None = None,
-    ) -> None:
-        self._on_output = on_output
-        self._on_load = on_load
-        self._on_death = on_death
+    def __init__(self, on_progress: Callable[[str, float], None] | None = None) -> None:
         self._on_progress = on_progress
+        self._listener: Listener | None = None
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._egress: zmq.Socket[bytes] | None = None
@@ -114,13 +117,22 @@ class EngineClient:
         except TimeoutError:
             await self.close(grace=0.0)
             raise StartupError(f"the engine core was not ready within {timeout:g} s") from None
-        except BaseException:
+        except StartupError:
             await self.close(grace=1.0)
+            raise
+        except BaseException:
+            await self.close(grace=0.0)
             raise
         self._ingress = self._context.socket(zmq.PUSH)
         self._ingress.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self._ingress.connect(self._process.ingress)
         return info
+
+    def listen(self, listener: Listener) -> None:
+        """From now on ``listener`` hears the core; before, there is nothing to hear."""
+        self._listener = listener
+        if self.failure is not None:
+            listener.lose_core(self.failure)
 
     @property
     def process_id(self) -> int | None:
@@ -255,13 +267,15 @@ class EngineClient:
     def _dispatch(self, event: Event) -> None:
         match event:
             case OutputColumns():
-                self._on_output(event)
+                if self._listener is not None:
+                    self._listener.take_output(event)
             case Reply(call=call) | Load(call=call) if call:
                 future = self._calls.get(call)
                 if future is not None and not future.done():
                     future.set_result(event)
             case Load(snapshot=snapshot):
-                self._on_load(snapshot)
+                if self._listener is not None:
+                    self._listener.take_load(snapshot)
             case Progress(message=message, fraction=fraction):
                 if self._on_progress is not None:
                     self._on_progress(message, fraction)
@@ -297,7 +311,8 @@ class EngineClient:
                 future.set_exception(EngineDeadError(reason))
         if not self._closing:
             logger.error("%s", reason)
-            self._on_death(reason)
+            if self._listener is not None:
+                self._listener.lose_core(reason)
 
 
 def _descriptor(socket: zmq.Socket[bytes]) -> int:

@@ -27,9 +27,7 @@ def _client(progress: list[str] | None = None) -> EngineClient:
         if progress is not None:
             progress.append(message)
 
-    return EngineClient(
-        on_output=lambda columns: None, on_load=lambda load: None, on_death=lambda reason: None, on_progress=note
-    )
+    return EngineClient(note)
 
 
 def _config(model: Path) -> str:
