@@ -30,7 +30,7 @@ def test_human_integers(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "k", "4ki", "4K", "1.5", "0.0001k", "1.5Ki", "1e3", "0x10", "four"])
 def test_bad_human_integers_name_the_text(text: str) -> None:
-    with pytest.raises(ValueError, match="invalid int value|Decimals are not allowed") as caught:
+    with pytest.raises(ValueError, match=r"invalid int value|Decimals are not allowed") as caught:
         values.human_integer(text)
     assert repr(text) in str(caught.value)
 
