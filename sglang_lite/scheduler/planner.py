@@ -64,9 +64,9 @@ class Planner:
     def _make_room(self) -> None:
         """Preempt the last request of the policy's order; never the first, which could then never finish."""
         state = self._state
-        running = sorted(state.table.running(), key=state.queue.rank)
+        running = state.table.running()
         if len(running) > 1:
-            lifecycle.preempt(state, running[-1])
+            lifecycle.preempt(state, max(running, key=state.queue.rank))
             return
         request = running[0]
         length = int(state.table.length[request.row])

@@ -33,7 +33,7 @@ def select_chunks(state: SchedulerState, now: float, *, admit: bool) -> tuple[li
             break
         chunks.append(_next_chunk(request, budget))
         budget -= chunks[-1].stop - chunks[-1].start
-    if admit and budget > 0 and len(chunks) < limit and len(state.queue):
+    if admit and budget > 0 and len(chunks) < limit and len(state.queue) and state.table.num_free_rows:
         _admit(state, now, budget, limit, chunks, copies)
     state.prefilling = [request for request in state.prefilling if request.planned < request.target]
     return chunks, copies

@@ -97,7 +97,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def admit(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(1, 3))
-        keys, prompts, values = [], [], {"max_new_tokens": [], "min_new_tokens": [], "flags": [], "priority": []}
+        keys: list[int] = []
+        prompts: list[list[int]] = []
+        values: dict[str, list[int]] = {"max_new_tokens": [], "min_new_tokens": [], "flags": [], "priority": []}
         extras: dict[int, RequestExtras] = {}
         for index in range(count):
             request = self._draw_request(data)
@@ -117,7 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _draw_request(self, data: st.DataObject) -> Expected:
         """Often a prefix or a continuation of an earlier sequence, so that the cache has something to find."""
         base: list[int] = []
-        if self.expected and data.draw(st.booleans()):
+        if bool(self.expected) and data.draw(st.booleans()):
             known = self.expected[data.draw(st.sampled_from(sorted(self.expected)))]
             base = known.prompt + known.solo
             base = base[: data.draw(st.integers(0, len(base)))]

@@ -50,7 +50,7 @@ def test_prompt_is_cut_into_chunks_of_the_budget_shared_with_decode_rows() -> No
     driver.admit([1], [prompt(100, 4)], max_new_tokens=30)
     driver.step()
     driver.admit([2], [prompt(200, 40)], max_new_tokens=1)
-    sizes = []
+    sizes: list[int] = []
     while driver.received.get(2, driver.received[1]).finish == FinishCode.RUNNING and len(sizes) < 5:
         plan = driver.plan()
         assert plan is not None
