@@ -48,7 +48,8 @@ class EngineCore:
         clock: monotonic time in seconds; the only clock the scheduler ever sees.
 
     Attributes:
-        step_started: when the oldest step was waited for, None while none is; another thread may watch it.
+        turn_started: when the running turn of the loop began, None while it waits for messages; another thread may
+            watch it.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class EngineCore:
         self._meter = LoadMeter(clock(), scheduler.config.max_running_requests)
         self._busy = False
         self._running = True
-        self.step_started: float | None = None
+        self.turn_started: float | None = None
 
     def run(self) -> None:
         """Serve until a ``Shutdown`` arrives. An exception that leaves this method is a fault of the engine."""
@@ -128,14 +129,12 @@ class EngineCore:
             columns = self._scheduler.commit(output, self._clock())
         # Taken off last: an interrupt while waiting leaves the step where the next turn finds it.
         self._submitted.popleft()
-        self.step_started = None
         self._meter.steps += 1
         self._meter.worked()
         return columns
 
     def _serve_controls(self) -> None:
         """Until the oldest plan is done, answer the fronts: a step on a slow machine may take seconds."""
-        self.step_started = self._clock()
         if self._interruptible is None:
             return
         while self._running and not self._interruptible.wait(CONTROL_INTERVAL):
@@ -157,11 +156,13 @@ class EngineCore:
         return max(SHORTEST_WAIT, min(moments) - now) if moments else None
 
     def _receive(self, patience: float | None) -> list[Command]:
+        started = self.turn_started = self._clock()
         if patience == 0:
             return self._transport.receive(0)
-        started = self._clock()
+        self.turn_started = None
         commands = self._transport.receive(patience)
-        self._meter.idle_seconds += self._clock() - started
+        self.turn_started = self._clock()
+        self._meter.idle_seconds += self.turn_started - started
         return commands
 
     def _handle(self, command: Command) -> None:

@@ -79,7 +79,7 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
     transport.send(Ready(msgspec.structs.replace(info, process_id=os.getpid(), startup_seconds=seconds)))
     try:
         core = EngineCore(parts.scheduler, parts.executor, transport, depth=parts.depth)
-        watchdog.watch(lambda: core.step_started, config.watchdog_timeout)
+        watchdog.watch(lambda: core.turn_started, config.watchdog_timeout)
         core.run()
     except Exception as error:  # a fault of the engine: nobody may be left waiting for an answer
         logger.exception("the engine core failed")
