@@ -172,19 +172,22 @@ class Engine:
         """Check all requests, then admit them together."""
         prompts = [self._prepare(request) for request in requests]
         token_text = self.tokenizer.token_text if with_token_text and self.tokenizer is not None else None
-        sequences, submissions = [], []
-        now = time.time()
-        for request, prompt in zip(requests, prompts, strict=True):
-            key = next(self._keys)
-            state = self._processor.add(key, request, len(prompt.token_ids), now)
-            options = result_options(
-                request,
-                with_text=self.tokenizer is not None,
-                token_text=token_text,
-                weight_version=self.config.weight_version,
-            )
-            sequences.append(_Sequence(request, state, options))
-            submissions.append(Submission(key, request, prompt))
+        sequences: list[_Sequence] = []
+        try:
+            for request, prompt in zip(requests, prompts, strict=True):
+                options = result_options(
+                    request,
+                    with_text=self.tokenizer is not None,
+                    token_text=token_text,
+                    weight_version=self.config.weight_version,
+                )
+                state = self._processor.add(next(self._keys), request, len(prompt.token_ids), time.time())
+                sequences.append(_Sequence(request, state, options))
+        except RequestError:
+            self._forget(sequences)
+            raise
+        pairs = zip(sequences, prompts, strict=True)
+        submissions = [Submission(sequence.state.key, sequence.request, prompt) for sequence, prompt in pairs]
         self._transport.put(build_columns(submissions))
         return sequences
 
@@ -247,13 +250,16 @@ class Engine:
 
     def _release(self, sequences: Sequence[_Sequence]) -> None:
         running = [s.state.key for s in sequences if s.state.finish_reason is None]
-        for sequence in sequences:
-            self._processor.remove(sequence.state.key)
-            self._news.discard(sequence.state.key)
+        self._forget(sequences)
         if running and not self._closed:
             self._transport.put(Keys(Abort(0, 0), np.array(running, np.int64)))
             with self._stepping:
                 self._core.step(0.0)
+
+    def _forget(self, sequences: Sequence[_Sequence]) -> None:
+        for sequence in sequences:
+            self._processor.remove(sequence.state.key)
+            self._news.discard(sequence.state.key)
 
     def _take_output(self, columns: OutputColumns) -> None:
         """Called by the core within ``step``."""

@@ -168,6 +168,33 @@ def test_bad_arguments_name_the_field(engine: Engine, arguments: dict[str, Any],
     assert engine.generate("A", GREEDY)["text"] == "BCD"
 
 
+def test_an_interrupt_leaves_the_engine_usable(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor: Any = engine._executor
+    with monkeypatch.context() as patch:
+        patch.setattr(type(executor), "collect", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate("A", {"temperature": 0, "max_new_tokens": 1000})
+    assert engine.generate("A", GREEDY)["text"] == "BCD"
+    assert engine.load().held_pages == 0
+
+
+def _interrupt(executor: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_without_a_tokenizer_ids_come_and_go(chain_model: Path) -> None:
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "max_total_tokens": 1024}
+    with Engine(model_path=str(chain_model), device="cpu", **options) as engine:
+        result = engine.generate(input_ids=[65], sampling_params=GREEDY)
+        assert result["output_ids"] == [66, 67, 68]
+        assert "text" not in result
+        with pytest.raises(RequestError, match="tokenizer"):
+            engine.generate("A", GREEDY)
+        with pytest.raises(RequestError, match="stop"):
+            engine.generate(input_ids=[[65], [66]], sampling_params=[GREEDY, {"stop": "x"}])
+        assert len(engine._processor) == 0
+
+
 def test_a_closed_engine_says_so(chain_model: Path) -> None:
     engine = Engine(model_path=str(chain_model), device="cpu", max_total_tokens=1024)
     engine.shutdown()
