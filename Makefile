@@ -32,6 +32,7 @@ types: $(VENV)/.dev
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.scheduler_step
 	$(BIN)/python -m benchmarks.prefix_cache
+	$(BIN)/python -m benchmarks.decode_floor
 	$(BIN)/python -m benchmarks.serve
 
 $(VENV)/.python:
