@@ -133,8 +133,9 @@ class DecodeBatch:
         self.kv_lens = positions + np.int32(1)
         generated = self.generated
         self.generated = generated + np.int32(1)
-        self._longest += 1
-        self._steps_left -= 1
+        if len(self.rows):
+            self._longest += 1
+            self._steps_left -= 1
         width = -(-self._longest // self._page_size)
         return DecodeStep(self.rows, positions, self.kv_lens, generated, self.slots, self._gathered[:, :width])
 

@@ -7,14 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from sglang_lite.scheduler import lifecycle
-from sglang_lite.scheduler.decode import DecodeStep, PlanBuffers
+from sglang_lite.scheduler.decode import DecodeStep
 from sglang_lite.scheduler.logprobs import logprob_requests
-from sglang_lite.scheduler.plan import FROM_DEVICE, StepPlan
+from sglang_lite.scheduler.plan import StepPlan
 from sglang_lite.scheduler.prefill import select_chunks
 from sglang_lite.scheduler.request import Special
+from sglang_lite.scheduler.rows import RowAssembler
 from sglang_lite.scheduler.sampling import SampleSet, gather_sample_set
 from sglang_lite.scheduler.state import Chunk, InFlight, SchedulerState
-from sglang_lite.types import FinishCode, Int32Array, Int64Array
+from sglang_lite.types import FinishCode, Int32Array
 
 _NO_COPIES: Int32Array = np.empty((0, 2), dtype=np.int32)
 
@@ -25,12 +26,7 @@ class Planner:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._sample: SampleSet | None = None
-        self._buffers = PlanBuffers()
-        self._from_device: Int32Array = np.full(state.config.max_running_requests, FROM_DEVICE, dtype=np.int32)
-        self._ones: Int32Array = np.ones(state.config.max_running_requests, dtype=np.int32)
-        self._range: Int32Array = np.arange(state.config.max_running_requests, dtype=np.int32)
-        for shared in (self._from_device, self._ones, self._range):
-            shared.setflags(write=False)
+        self._rows = RowAssembler(state)
 
     def plan(self, now: float) -> StepPlan | None:
         """Plan one step: all decode rows, then prefill within the budgets. None when nothing can run now.
@@ -81,18 +77,14 @@ class Planner:
         state = self._state
         count = len(decode.rows)
         sampling_chunks = [(count + index, chunk) for index, chunk in enumerate(chunks) if chunk.samples]
-        if chunks:
-            columns = _mixed_columns(state, decode, chunks, self._buffers)
-        else:
-            columns = (decode.positions, decode.slots, decode.kv_lens, decode.page_table)
-        positions, slots, kv_lens, page_table = columns
+        columns = self._rows.columns(decode, chunks)
         if not sampling_chunks:
-            sample_rows, sample_index = decode.rows, self._range[:count]
+            sample_rows, sample_index = decode.rows, self._rows.positions[:count]
             generated, sample_lens = decode.generated, decode.kv_lens
         else:
             index = np.array([position for position, _ in sampling_chunks], dtype=np.int32)
-            sample_index = np.concatenate((self._range[:count], index))
-            sample_lens = kv_lens[sample_index]
+            sample_index = np.concatenate((self._rows.positions[:count], index))
+            sample_lens = columns.kv_lens[sample_index]
             outputs = [chunk.stop - chunk.request.prompt_length for _, chunk in sampling_chunks]
             generated = np.concatenate((decode.generated, np.array(outputs, dtype=np.int32)))
             sample_rows = np.concatenate(
@@ -100,23 +92,16 @@ class Planner:
             )
         sample = self._sample_set(sample_rows)
         logprobs, scored = logprob_requests(state, count, chunks, sample, sampling_chunks)
-        rows, query_lens, input_ids = decode.rows, self._ones[:count], self._from_device[:count]
-        if chunks:
-            tokens = state.table.token_ids
-            rows = np.concatenate((rows, np.array([chunk.row for chunk in chunks], dtype=np.int32)))
-            lengths = np.array([chunk.stop - chunk.start for chunk in chunks], dtype=np.int32)
-            query_lens = np.concatenate((query_lens, lengths))
-            input_ids = np.concatenate([input_ids, *(tokens[chunk.row, chunk.start : chunk.stop] for chunk in chunks)])
         plan = StepPlan(
             step=state.next_step,
             num_decode=count,
-            rows=rows,
-            query_lens=query_lens,
-            input_ids=input_ids,
-            positions=positions,
-            slot_mapping=slots,
-            kv_lens=kv_lens,
-            page_table=page_table,
+            rows=columns.rows,
+            query_lens=columns.query_lens,
+            input_ids=columns.input_ids,
+            positions=columns.positions,
+            slot_mapping=columns.slots,
+            kv_lens=columns.kv_lens,
+            page_table=columns.page_table,
             sample_index=sample_index,
             sampling=sample.columns,
             generated=generated,
@@ -166,30 +151,6 @@ class Planner:
         counters.decode_steps += bool(len(decode.rows))
         counters.prefill_batches += bool(chunks)
         counters.computed_prompt_tokens += sum(chunk.stop - chunk.start for chunk in chunks)
-
-
-def _mixed_columns(
-    state: SchedulerState, decode: DecodeStep, chunks: list[Chunk], buffers: PlanBuffers
-) -> tuple[Int32Array, Int64Array, Int32Array, Int32Array]:
-    """Positions, slots, lengths and page table of a plan with prefill chunks."""
-    size, table = state.config.page_size, state.table.page_table
-    count = len(decode.rows)
-    kv_lens = np.concatenate((decode.kv_lens, np.array([chunk.stop for chunk in chunks], dtype=np.int32)))
-    width = -(-int(kv_lens.max()) // size)
-    page_table = buffers.take(len(kv_lens), width)
-    decode_width = min(width, decode.page_table.shape[1])
-    page_table[:count, :decode_width] = decode.page_table[:, :decode_width]
-    page_table[:count, decode_width:] = 0
-    positions: list[Int32Array] = [decode.positions]
-    slots: list[Int64Array] = [decode.slots]
-    for index, chunk in enumerate(chunks):
-        used = -(-chunk.stop // size)
-        page_table[count + index, :used] = table[chunk.row, :used]
-        page_table[count + index, used:] = 0
-        chunk_positions = np.arange(chunk.start, chunk.stop, dtype=np.int32)
-        positions.append(chunk_positions)
-        slots.append(table[chunk.row, chunk_positions // size].astype(np.int64) * size + chunk_positions % size)
-    return np.concatenate(positions), np.concatenate(slots), kv_lens, page_table
 
 
 def _suppressed(sample: SampleSet, generated: Int32Array) -> dict[int, tuple[int, ...]]:

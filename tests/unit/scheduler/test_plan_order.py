@@ -215,6 +215,17 @@ def test_sampling_columns_are_the_same_object_while_the_rows_are() -> None:
     assert len(set(identities)) == 2
 
 
+def test_many_chunks_without_decode_rows_have_page_tables_of_their_own_width() -> None:
+    driver = make_driver(chunked_prefill_size=4)
+    driver.admit([1], [prompt(100, 64)], max_new_tokens=1)
+    driver.run()
+    assert [plan.page_table.shape for plan in driver.plans] == [(1, width) for width in range(1, 17)]
+    driver.admit([2], [prompt(900, 3)], max_new_tokens=1)
+    plan = driver.plan()
+    assert plan is not None
+    assert plan.page_table.shape == (1, 1)
+
+
 def test_plan_is_none_without_requests() -> None:
     driver = make_driver()
     assert driver.plan() is None
