@@ -18,7 +18,7 @@ class CpuAttentionPlan:
     """Indices of one step.
 
     Attributes:
-        write_rows: int64[layers, 2, T], vectors of the pool (see ``PoolReader``) that receive keys and values.
+        write_rows: int64[T] for each layer's keys and values in turn: vectors of the pool that receive them.
         decode: how the decode rows read, or None without any.
         prefill: the prefill chunks.
     """
@@ -32,7 +32,7 @@ class CpuAttentionPlan:
         decode: PagedDecode | WorkspaceDecode | None,
         prefill: list[PrefillRow],
     ) -> None:
-        self.write_rows = write_rows
+        self.write_rows = write_rows.flatten(0, 1).unbind(0)  # all views in one call
         self.num_decode = num_decode
         self.decode = decode
         self.prefill = prefill
@@ -103,10 +103,9 @@ class CpuAttention:
             return self.run(query, key, value, pool, layer, plan, scale, window).to(wide)
         reader = self._reader
         num_tokens, num_heads, head_dim = query.shape
-        rows = plan.write_rows[layer]
         vectors = reader.vectors(pool)
-        vectors.index_copy_(0, rows[0], key.reshape(num_tokens, -1))
-        vectors.index_copy_(0, rows[1], value.reshape(num_tokens, -1))
+        vectors.index_copy_(0, plan.write_rows[2 * layer], key.reshape(num_tokens, -1))
+        vectors.index_copy_(0, plan.write_rows[2 * layer + 1], value.reshape(num_tokens, -1))
         n = plan.num_decode
         output: Tensor | None = None
         if plan.decode is not None:

@@ -31,19 +31,22 @@ def capacity_for(num_tokens: int) -> int:
 class Slab:
     """Slots of equal capacity.
 
+    Float32 keys are stored with the tokens innermost: the product of a few queries with all keys then runs over
+    consecutive memory, measured a quarter faster than any arrangement with the head size innermost.
+
     Attributes:
         capacity: tokens of a slot.
-        store: [layers, 2, slots, capacity, G, D].
+        keys, values: [layers, slots, capacity, G, D], views of whatever arrangement the memory has.
         rows: int32[slots], row of the request table in each slot, or ``FREE``.
     """
 
-    __slots__ = ("_geometry", "capacity", "rows", "store")
+    __slots__ = ("_geometry", "capacity", "keys", "rows", "values")
 
     def __init__(self, geometry: KVGeometry, capacity: int) -> None:
         self._geometry = geometry
         self.capacity = capacity
         self.rows = np.empty(0, dtype=np.int32)
-        self.store = self._allocate(0)
+        self.keys, self.values = self._allocate(0)
 
     @property
     def slot_bytes(self) -> int:
@@ -69,50 +72,43 @@ class Slab:
     def grow(self, num_slots: int) -> None:
         """Add free slots at the end."""
         held = len(self.rows)
-        store = self._allocate(held + num_slots)
-        store[:, :, :held].copy_(self.store)
-        self.store = store
+        keys, values = self._allocate(held + num_slots)
+        keys[:, :held].copy_(self.keys)
+        values[:, :held].copy_(self.values)
+        self.keys, self.values = keys, values
         self.rows = np.concatenate([self.rows, np.full(num_slots, FREE, dtype=np.int32)])
 
     def load(self, slot: int, pool: Tensor, pages: Tensor, num_tokens: int) -> None:
         """Copy the first ``num_tokens`` tokens of ``pages`` (int64[P]) into a slot and clear what is behind them."""
-        copy_pages_out(pool, pages, self.store[:, :, slot], num_tokens)
-        # What an earlier sequence left would pass a mask if it is not a number.
-        self.store[:, :, slot, num_tokens:].zero_()
+        for side, store in enumerate((self.keys, self.values)):
+            copy_pages_out(pool, side, pages, store[:, slot], num_tokens)
+            # What an earlier sequence left would pass a mask if it is not a number.
+            store[:, slot, num_tokens:].zero_()
 
-    def vectors(self) -> Tensor:
-        """Tokens as rows: [layers * 2 * slots * capacity, G * D]."""
-        return self.store.view(-1, self._geometry.num_kv_heads * self._geometry.head_dim)
-
-    def write_rows(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """int64[n] slots and positions in them -> int64[layers, 2, n] rows of ``vectors``."""
-        planes = torch.arange(self._geometry.num_layers * 2).view(-1, 2, 1) * (len(self.rows) * self.capacity)
-        return planes + (slots * self.capacity + positions)
-
-    def _allocate(self, num_slots: int) -> Tensor:
+    def _allocate(self, num_slots: int) -> tuple[Tensor, Tensor]:
         geometry = self._geometry
-        shape = (geometry.num_layers, 2, num_slots, self.capacity, geometry.num_kv_heads, geometry.head_dim)
+        layers, groups, head_dim = geometry.num_layers, geometry.num_kv_heads, geometry.head_dim
         with torch.inference_mode(False):  # written in both modes
-            return torch.empty(shape, dtype=geometry.dtype)
+            values = torch.empty(layers, num_slots, groups, self.capacity, head_dim, dtype=geometry.dtype)
+            if geometry.dtype != torch.float32:
+                return torch.empty_like(values).transpose(2, 3), values.transpose(2, 3)
+            keys = torch.empty(layers, num_slots, groups, head_dim, self.capacity)
+            return keys.permute(0, 1, 4, 2, 3), values.transpose(2, 3)
 
 
-def copy_pages_out(pool: Tensor, pages: Tensor, target: Tensor, num_tokens: int) -> None:
-    """Copy tokens of whole pages into contiguous memory.
+def copy_pages_out(pool: Tensor, side: int, pages: Tensor, target: Tensor, num_tokens: int) -> None:
+    """Copy the keys (side 0) or values (side 1) of whole pages into one sequence's memory.
 
     Args:
         pool: [pages, layers, 2, page_size, G, D].
         pages: int64[P], in order; they hold at least ``num_tokens`` tokens.
-        target: [layers, 2, N, G, D] with N >= ``num_tokens``.
+        target: [layers, N, G, D] with N >= ``num_tokens``.
     """
     page_size = pool.shape[3]
+    pool = pool[:, :, side]
     chunk = max(1, _COPY_BYTES // (pool[0].numel() * pool.element_size()))
     for first in range(0, -(-num_tokens // page_size), chunk):
-        block = pool.index_select(0, pages[first : first + chunk]).permute(1, 2, 0, 3, 4, 5)
+        block = pool.index_select(0, pages[first : first + chunk]).transpose(0, 1).flatten(1, 2)
         start = first * page_size
-        whole = min(block.shape[2], (num_tokens - start) // page_size)
-        middle = start + whole * page_size
-        full = block[:, :, :whole]
-        target[:, :, start:middle].view(full.shape).copy_(full)
-        rest = min(num_tokens - middle, page_size) if whole < block.shape[2] else 0
-        if rest > 0:
-            target[:, :, middle : middle + rest].copy_(block[:, :, whole, :rest])
+        stop = min(num_tokens, start + block.shape[1])
+        target[:, start:stop].copy_(block[:, : stop - start])

@@ -10,8 +10,8 @@ from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry,
 from sglang_lite.adapters.cpu.attention import CpuAttention, CpuAttentionPlan
 from sglang_lite.adapters.cpu.linear import CpuLinear, LinearCalibration
 
-_SMALL_ROTARY_ROWS = 24
-"""Up to this many tokens dispatch costs more than memory traffic, so fewer and wider operations win."""
+_FEW_TOKENS = 8
+"""Up to this many tokens dispatch costs more than memory traffic, so fewer operations win."""
 
 
 class CpuOperations:
@@ -26,6 +26,8 @@ class CpuOperations:
     def __init__(self, *, measure: bool = True, workspace_bytes: int = 0) -> None:
         self._calibration = LinearCalibration(measure=measure)
         self._attention = CpuAttention(workspace_bytes)
+        self._epsilons: dict[float, Tensor] = {}
+        self._whole_heads: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -42,22 +44,44 @@ class CpuOperations:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last dimension, in float32, cast back to x.dtype."""
-        return functional.rms_norm(x, weight.shape, weight, eps)
+        if x.dtype != torch.float32:
+            return functional.rms_norm(x, weight.shape, weight, eps)
+        # The same formula in fewer and wider operations than torch's composite.
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._epsilon(eps), length, length, value=1.0 / x.shape[-1]).rsqrt_()
+        return (x * scale).mul_(weight)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(rms_norm(x + residual), x + residual), the sum written into ``residual``."""
         residual.add_(x)
-        return functional.rms_norm(residual, weight.shape, weight, eps), residual
+        return self.rms_norm(residual, weight, eps), residual
+
+    def _epsilon(self, eps: float) -> Tensor:
+        if eps not in self._epsilons:
+            with torch.inference_mode(False):
+                self._epsilons[eps] = torch.tensor(eps)
+        return self._epsilons[eps]
 
     def rotary_neox(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotates in place; query and key that lie side by side in one tensor are rotated together."""
+        """Rotates in place where that is fastest; query and key that lie side by side are rotated together."""
         joined = adjacent_heads(query, key)
+        if joined is not None and query.shape[0] <= _FEW_TOKENS and 2 * cos.shape[-1] == query.shape[-1]:
+            rotated = self._rotate_whole(joined, cos, sin)
+            return rotated[:, : query.shape[1]], rotated[:, query.shape[1] :]
         if joined is None:
             _rotate(query, cos, sin)
             _rotate(key, cos, sin)
         else:
             _rotate(joined, cos, sin)
         return query, key
+
+    def _rotate_whole(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[T, N, D] with all of each head rotating, in three operations."""
+        if self._whole_heads is None or self._whole_heads[0] is not cos:  # every layer of a step passes the same
+            self._whole_heads = cos, torch.cat([cos, cos], -1).unsqueeze(1), torch.cat([-sin, sin], -1).unsqueeze(1)
+        _, cosines, sines = self._whole_heads
+        halves_swapped = x.roll(cos.shape[-1], -1)
+        return torch.addcmul(x * cosines, halves_swapped, sines).to(x.dtype)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2I] -> [T, I]: silu(first half) * second half."""

@@ -26,7 +26,7 @@ class SharedPrefix:
     Attributes:
         pages: int64[P].
         num_tokens: P times the page size.
-        store: [layers, 2, num_tokens, G, D], filled by ``load``.
+        store: [2, layers, num_tokens, G, D], filled by ``load``.
     """
 
     pages: npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ class SharedPrefix:
     def allocate(cls, pages: npt.NDArray[np.int64], geometry: KVGeometry) -> SharedPrefix:
         """A prefix whose keys and values are still to be read."""
         num_tokens = len(pages) * geometry.page_size
-        shape = (geometry.num_layers, 2, num_tokens, geometry.num_kv_heads, geometry.head_dim)
+        shape = (2, geometry.num_layers, num_tokens, geometry.num_kv_heads, geometry.head_dim)
         with torch.inference_mode(False):
             return cls(pages.copy(), num_tokens, torch.empty(shape, dtype=geometry.dtype))
 
@@ -49,7 +49,8 @@ class SharedPrefix:
 
     def load(self, pool: Tensor) -> None:
         """Read the pages."""
-        copy_pages_out(pool, torch.from_numpy(self.pages), self.store, self.num_tokens)
+        for side in (0, 1):
+            copy_pages_out(pool, side, torch.from_numpy(self.pages), self.store[side], self.num_tokens)
         self.is_loaded = True
 
     def starts(self, table_row: npt.NDArray[np.int64], num_pages: int) -> bool:

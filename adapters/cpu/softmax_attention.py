@@ -29,6 +29,31 @@ def attend(
     return output, log_sum
 
 
+def attend_few(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """``attend`` for a handful of queries on each of many heads: two batched products around a softmax.
+
+    Args:
+        query: [N, H, Q, D].
+        key, value: [N, H, K, D]; fastest with the keys' tokens innermost in memory.
+        mask: [N, H, 1, K].
+    """
+    merged = query.shape[0] * query.shape[1]
+    queries, values = query.reshape(merged, *query.shape[2:]), value.flatten(0, 1)
+    keys = key.flatten(0, 1).transpose(1, 2)
+    if mask is None:
+        scores = torch.bmm(queries * scale, keys)
+    else:
+        scores = torch.baddbmm(mask.view(merged, 1, -1), queries, keys, alpha=scale)
+    top = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(top).exp_()
+    total = weights.sum(-1, keepdim=True)
+    output = torch.bmm(weights, values).div_(total)
+    log_sum = total.log_().add_(top)
+    return output.view(query.shape), log_sum.view(query.shape[:3])
+
+
 def join(first: Tensor, first_log_sum: Tensor, second: Tensor, second_log_sum: Tensor) -> Tensor:
     """Attention over two disjoint sets of keys from the attention over each ([..., D] with [...] log sums)."""
     weight = torch.sigmoid(second_log_sum - first_log_sum).unsqueeze(-1)

@@ -13,7 +13,7 @@ from sglang_lite.adapters.cpu.decode_workspace import NOWHERE, Array, DecodeWork
 from sglang_lite.adapters.cpu.paged_decode import PagedDecode, plan_paged_decode
 from sglang_lite.adapters.cpu.pool_view import PoolReader
 from sglang_lite.adapters.cpu.shared_prefix import SharedPrefix
-from sglang_lite.adapters.cpu.softmax_attention import MASKED, attend, join, length_mask
+from sglang_lite.adapters.cpu.softmax_attention import MASKED, attend, attend_few, join, length_mask
 from sglang_lite.types import Int32Array
 
 
@@ -26,7 +26,7 @@ class SlabPart:
         places: int64[k], places of the rows here, or None for all in order.
         order: int64[extent], place whose query each slot gets (any for a hole); None when slot i is place i.
         target: int64[extent], place that each slot's result goes to, n for a hole; None when slot i is place i.
-        write_rows: int64[layers, 2, k], see ``Slab.write_rows``.
+        slots, positions: int64[k], where the rows' new tokens go.
         lengths: int64[extent], tokens in each slot after this step, 1 for a hole.
         width: the largest of them.
         masks: window -> mask or None, made at first use.
@@ -37,16 +37,18 @@ class SlabPart:
     places: Tensor | None
     order: Tensor | None
     target: Tensor | None
-    write_rows: Tensor
+    slots: Tensor
+    positions: Tensor
     lengths: Tensor
     width: int
     masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Mask [extent, 1, 1, width], or None when nothing is hidden."""
+        """Mask [extent, G, 1, width], or None when nothing is hidden."""
         if window not in self.masks:
             hides = int(self.lengths.min()) < self.width or (window is not None and window < self.width)
-            self.masks[window] = length_mask(self.lengths, self.width, window, dtype) if hides else None
+            mask = length_mask(self.lengths, self.width, window, dtype) if hides else None
+            self.masks[window] = None if mask is None else mask.repeat(1, self.slab.keys.shape[3], 1, 1)
         return self.masks[window]
 
 
@@ -149,13 +151,19 @@ def _attend_slab(
         key, value = key.index_select(0, part.places), value.index_select(0, part.places)
     if part.order is not None:
         grouped = grouped.index_select(0, part.order)
-    vectors = part.slab.vectors()
-    rows = part.write_rows[layer]
-    vectors.index_copy_(0, rows[0], key.reshape(key.shape[0], -1))
-    vectors.index_copy_(0, rows[1], value.reshape(value.shape[0], -1))
-    keys, values = part.slab.store[layer, :, : part.extent, : part.width].unbind(0)
-    mask = part.mask(window, grouped.dtype)
-    return attend(grouped, keys.transpose(1, 2), values.transpose(1, 2), scale=scale, mask=mask)
+    slab = part.slab
+    where = (part.slots, part.positions)
+    keys, values = slab.keys[layer], slab.values[layer]
+    keys.index_put_(where, key)
+    values.index_put_(where, value)
+    attend_all = attend_few if keys.stride(1) == 1 else attend
+    return attend_all(
+        grouped,
+        keys[: part.extent, : part.width].transpose(1, 2),
+        values[: part.extent, : part.width].transpose(1, 2),
+        scale=scale,
+        mask=part.mask(window, grouped.dtype),
+    )
 
 
 def _join_prefix(
@@ -175,7 +183,7 @@ def _join_prefix(
         behind, behind_log_sum = output, log_sums
     rows, groups, repeat, head_dim = grouped.shape
     queries = grouped.transpose(0, 1).reshape(1, groups, rows * repeat, head_dim)
-    keys, values = part.prefix.store[layer].transpose(1, 2).unsqueeze(1).unbind(0)
+    keys, values = part.prefix.store[:, layer].transpose(1, 2).unsqueeze(1).unbind(0)
     mask = part.mask(window, repeat, grouped.dtype)
     mixed, log_sum = attend(queries, keys, values, scale=scale, mask=mask)
     mixed = mixed.view(groups, rows, repeat, head_dim).transpose(0, 1)
@@ -228,7 +236,8 @@ def _slab_part(placement: Placement, index: int, lengths: Array) -> SlabPart:
         places=None if len(places) == num_rows else torch.from_numpy(places),
         order=None if in_order else torch.from_numpy(order),
         target=None if in_order else torch.from_numpy(target),
-        write_rows=slab.write_rows(torch.from_numpy(slots), torch.from_numpy(held - 1)),
+        slots=torch.from_numpy(slots),
+        positions=torch.from_numpy(held - 1),
         lengths=torch.from_numpy(slot_lengths),
         width=int(held.max()),
     )
