@@ -9,8 +9,9 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import ExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
 
 import uvloop
 from aiohttp import web
@@ -69,13 +70,39 @@ class ShutdownSignals:
         (self.immediate if self.drain.is_set() else self.drain).set()
 
 
+class StartProgress:
+    """Shows the messages of a starting engine, one progress line for each."""
+
+    def __init__(self) -> None:
+        self._message: str | None = None
+        self._stack = ExitStack()
+        self._line: ProgressLine | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def __call__(self, message: str, fraction: float) -> None:
+        """``message`` is being worked on; ``fraction`` is negative when nobody knows how far."""
+        if message != self._message or self._line is None:
+            self._stack.close()
+            self._message = message
+            self._line = self._stack.enter_context(ProgressLine(message))
+        self._line.update(max(0, round(fraction * 1000)), 1000)
+
+
 async def _serve(config: ServerConfig) -> int:
     started_at = time.monotonic()
     signals = ShutdownSignals()
     signals.install()
-    starting = asyncio.create_task(AsyncEngine.start(config))
-    if not await _first(starting, signals.drain):
-        return 0
+    with StartProgress() as progress:
+        starting = asyncio.create_task(AsyncEngine.start(config, progress=progress))
+        if not await _first(starting, signals.drain):
+            return 0
     engine = starting.result()
     try:
         context = ServerContext(engine, launch_command=launch_command(sys.argv))
@@ -147,7 +174,7 @@ async def warm_up(context: ServerContext) -> None:
         StartupError: the engine cannot generate.
     """
     if not context.config.skip_server_warmup:
-        with ProgressLine("Warming up") as progress:
+        with ProgressLine("first generation") as progress:
             progress.update(0, 1)
             if not await probe(context):
                 reason = context.engine.failure or "the request failed or took too long"

@@ -1,0 +1,102 @@
+"""Request metrics and engine gauges."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sglang_lite.engine.info import LoadSnapshot
+from sglang_lite.frontend.request import FinishReason, GenerationOutput
+from sglang_lite.observability.engine import EngineCollector
+from sglang_lite.observability.metrics import ServerMetrics
+
+
+def output(tokens: int, finish: str | None = None) -> GenerationOutput:
+    return GenerationOutput(
+        request_id="r",
+        text="",
+        output_ids=[],
+        finish_reason=FinishReason(finish) if finish else None,
+        prompt_tokens=10,
+        completion_tokens=tokens,
+        cached_tokens=4,
+    )
+
+
+def values(metrics: ServerMetrics, name: str) -> dict[str, float]:
+    """Label text -> value of a metric's series."""
+    pattern = rf"^{re.escape(name)}(?:{{([^}}]*)}})? (\S+)$"
+    return {labels: float(number) for labels, number in re.findall(pattern, metrics.render().decode(), re.MULTILINE)}
+
+
+def test_finished_request() -> None:
+    metrics = ServerMetrics("m")
+    with metrics.track(streaming=True) as tracker:
+        for tokens in (1, 2, 5):
+            tracker.observe(output(tokens))
+        assert values(metrics, "sglang_requests_in_flight") == {"": 1}
+        tracker.observe(output(6, "length"))
+    streaming = 'engine_type="unified",is_streaming="true",model_name="m"'
+    assert values(metrics, "sglang:num_requests_total")[streaming] == 1
+    assert values(metrics, "sglang:prompt_tokens_total")[streaming] == 10
+    assert values(metrics, "sglang:generation_tokens_total")[streaming] == 6
+    assert sum(values(metrics, "sglang:cached_tokens_total").values()) == 4
+    assert values(metrics, "sglang:time_to_first_token_seconds_count")[streaming] == 1
+    assert sum(values(metrics, "sglang:inter_token_latency_seconds_count").values()) == 5
+    assert values(metrics, "sglang_requests_total") == {"": 1}
+    assert values(metrics, "sglang_requests_failed_total") == {"": 0}
+    assert values(metrics, "sglang_requests_in_flight") == {"": 0}
+
+
+@pytest.mark.parametrize("case", ["left", "aborted", "raised"])
+def test_failed_request_leaves_the_gauge(case: str) -> None:
+    metrics = ServerMetrics("m")
+    try:
+        with metrics.track(streaming=False) as tracker:
+            tracker.observe(output(2, "abort" if case == "aborted" else None))
+            if case == "raised":
+                raise RuntimeError
+    except RuntimeError:
+        pass
+    assert values(metrics, "sglang_requests_in_flight") == {"": 0}
+    assert values(metrics, "sglang_requests_failed_total") == {"": 1}
+    assert sum(values(metrics, "sglang:num_aborted_requests_total").values()) == 1
+    assert sum(values(metrics, "sglang:num_requests_total").values()) == 0
+
+
+def test_http_counts() -> None:
+    metrics = ServerMetrics("m")
+    metrics.http.started("/generate", "POST")
+    metrics.http.started("/generate", "POST")
+    metrics.http.ended("/generate", "POST", 200)
+    metrics.http.ended("/generate", "POST", None)
+    route = 'endpoint="/generate",method="POST"'
+    assert values(metrics, "sglang:http_requests_total")[route] == 2
+    assert values(metrics, "sglang:http_requests_active")[route] == 0
+    assert values(metrics, "sglang:http_responses_total") == {'endpoint="/generate",method="POST",status_code="200"': 1}
+
+
+def test_engine_gauges_follow_the_snapshot() -> None:
+    metrics = ServerMetrics("m", "decode", {"zone": "a"})
+    collector = EngineCollector(metrics.labels, context_length=64, weight_bytes=2**30, startup_seconds={"load": 2.0})
+    metrics.register(collector)
+    assert values(metrics, "sglang:num_running_reqs") == {}
+    collector.snapshot = LoadSnapshot(
+        num_running=3, num_pages=10, page_size=4, free_pages=5, evictable_pages=2, prompt_tokens=9, cached_tokens=4
+    )
+    labels = 'engine_type="decode",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="0",zone="a"'
+    assert values(metrics, "sglang:num_running_reqs") == {labels: 3}
+    assert values(metrics, "sglang:kv_used_tokens") == {labels: 12}
+    assert values(metrics, "sglang:token_usage") == {labels: 0.3}
+    assert values(metrics, "sglang:weight_memory_usage_gb") == {labels: 1}
+    assert values(metrics, "sglang:startup_time_seconds") == {labels.replace("pp_rank", 'phase="load",pp_rank'): 2}
+    assert sorted(values(metrics, "sglang:realtime_tokens_total").values()) == [0, 4, 5]
+
+
+def test_no_creation_times_and_separate_registries() -> None:
+    one, two = ServerMetrics("m"), ServerMetrics("m")
+    with one.track(streaming=False):
+        pass
+    assert "_created" not in one.render().decode()
+    assert values(two, "sglang_requests_total") == {"": 0}
