@@ -187,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--running", default="256,1024,4096", help="comma-separated numbers of running requests")
     parser.add_argument("--measure-steps", type=int, default=400, help="steps timed for each row")
-    parser.add_argument("--steps", type=int, default=2000, help="steps of the growth check, 0 for none")
+    parser.add_argument("--steps", type=int, default=10000, help="steps of the growth check, 0 for none")
     add_json_argument(parser)
     arguments = parser.parse_args()
     rows: list[list[object]] = []
