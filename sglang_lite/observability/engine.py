@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -14,6 +15,8 @@ class LoadLike(Protocol):
 
     @property
     def num_running(self) -> int: ...
+    @property
+    def paused(self) -> bool: ...
     @property
     def num_waiting(self) -> int: ...
     @property
@@ -117,6 +120,7 @@ class EngineCollector(Collector):
             ("num_queue_reqs", "Requests waiting.", load.num_waiting),
             ("num_grammar_queue_reqs", "Requests whose grammar is compiling.", 0),
             ("num_retracted_reqs", "Requests preempted and waiting to resume.", load.num_retracted),
+            ("num_paused_reqs", "Running requests held by a pause.", load.num_running if load.paused else 0),
             ("num_used_tokens", "KV token slots in use.", load.used_tokens),
             ("token_usage", "Used share of the KV pool.", load.token_usage),
             ("gen_throughput", "Output tokens per second.", load.generation_throughput),
@@ -148,3 +152,9 @@ class EngineCollector(Collector):
         realtime.add_metric([*self._values, "prefill_cache"], load.cached_tokens)
         realtime.add_metric([*self._values, "decode"], load.generated_tokens)
         yield realtime
+        processes = CounterMetricFamily(
+            "sglang:process_cpu_seconds", "Processor seconds of each process.", labels=["component"]
+        )
+        processes.add_metric(["server"], time.process_time())
+        processes.add_metric(["scheduler"], load.cpu_seconds)
+        yield processes

@@ -70,6 +70,7 @@ class ServerContext:
         config: the engine's configuration.
         metrics: None without ``--enable-metrics``.
         phase: set by whoever runs the server.
+        is_responsive: the engine's loop answered lately (see ``heartbeat``).
         paused: ``/pause_generation`` was called and not yet undone.
         chat_template: None without a tokenizer.
         native_defaults, chat_defaults: sampling parameters for keys that a request leaves out.
@@ -87,6 +88,7 @@ class ServerContext:
         self.launch_command = launch_command
         self.metrics: ServerMetrics | None = None
         self.phase = Phase.WARMING
+        self.is_responsive = True
         self.paused = False
         self.startup_seconds: dict[str, float] = {}
         self.chat_template: ChatTemplate | None = None

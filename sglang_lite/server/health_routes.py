@@ -17,7 +17,7 @@ _ONE_GREEDY_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos
 
 
 def _is_serving(context: ServerContext) -> bool:
-    return context.phase is Phase.READY and context.engine.is_alive
+    return context.phase is Phase.READY and context.engine.is_alive and context.is_responsive
 
 
 def _empty(healthy: bool) -> web.Response:
@@ -40,7 +40,7 @@ async def probe(context: ServerContext) -> bool:
 
 
 async def health(request: web.Request) -> web.Response:
-    """Cheap: the core process lives and its heartbeat is fresh."""
+    """Cheap: the core process lives and its loop has answered lately."""
     return _empty(_is_serving(context_of(request)))
 
 

@@ -22,6 +22,7 @@ from sglang_lite.observability.progress import ProgressLine
 from sglang_lite.server.app import make_app
 from sglang_lite.server.context import Phase, ServerContext
 from sglang_lite.server.health_routes import probe
+from sglang_lite.server.heartbeat import watch_heartbeat
 from sglang_lite.types import StartupError
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,9 @@ async def _serve(config: ServerConfig) -> int:
                 return 0
             context.startup_seconds["ready"] = time.monotonic() - started_at
             logger.info("%s (%.1f s)", READY_LINE, context.startup_seconds["ready"])
+            heartbeat = asyncio.create_task(watch_heartbeat(context))
             died = await _until_end(context, signals)
+            heartbeat.cancel()
             if died:
                 logger.error("the engine died: %s", engine.failure)
             else:

@@ -77,6 +77,7 @@ class FakeEngine:
         self.info = INFO
         self.is_alive = True
         self.failure: str | None = None
+        self.answers = True
         self.load = LoadSnapshot(num_pages=8, page_size=4, free_pages=8, max_running_requests=4)
         self.script = script
         self.started: list[str] = []
@@ -117,7 +118,8 @@ class FakeEngine:
         return self.load
 
     async def ping(self, timeout: float) -> None:
-        await self.loads()
+        if not self.answers:
+            raise RequestError(f"no answer within {timeout} s", status=503)
 
     async def pause(self, mode: str = "abort") -> None:
         self.aborted.append(f"pause {mode}")

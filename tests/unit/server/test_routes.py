@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput
 from sglang_lite.server.app import make_app
 from sglang_lite.server.context import Phase, ServerContext
+from sglang_lite.server.heartbeat import watch_heartbeat
 from sglang_lite.server.run import drain
 from sglang_lite.types import RequestError
 from tests.support.fake_engine import FakeEngine, snapshot
@@ -129,6 +130,19 @@ async def test_dead_engine() -> None:
         for path in ("/health", "/health_generate", "/ready", "/ping"):
             assert (await client.get(path)).status == 503
         assert (await client.get("/v1/loads")).status == 503
+
+
+async def test_an_engine_that_stops_answering_is_unhealthy_until_it_answers_again() -> None:
+    engine = FakeEngine()
+    async with serving(engine) as (client, context):
+        watch = asyncio.create_task(watch_heartbeat(context, interval=0, timeout=1))
+        for answering in (True, False, True):
+            engine.answers = answering
+            async with asyncio.timeout(5):
+                while context.is_responsive is not answering:
+                    await asyncio.sleep(0)
+            assert (await client.get("/health")).status == (200 if answering else 503)
+        watch.cancel()
 
 
 async def test_metrics_survive_an_engine_that_does_not_answer() -> None:
