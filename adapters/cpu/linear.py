@@ -24,7 +24,7 @@ ROW_BUCKETS = (1, 16, 64)
 _COPIES_BYTES = 16 << 20
 """Weights measured in turn add up to about this much, so that they do not all sit in the nearest cache."""
 
-_REPEATS = 3
+_REPEATS = 6
 _SECONDS_PER_SHAPE = 0.3
 """No further repetition starts after this long: a start must stay quick on a busy machine."""
 
@@ -163,8 +163,8 @@ def time_engines(
 ) -> list[list[float]]:
     """Best seconds of each engine of each layout at this row count.
 
-    The engines take turns, so that other load on the machine meets all of them, and the best of a few short runs
-    counts, which is the one that was disturbed least. Each product is followed by an elementwise operation on torch's
+    The engines take turns, so that other load on the machine meets all of them, and the best single run counts,
+    which is the one that was disturbed least. Each product is followed by an elementwise operation on torch's
     own threads, as in a model: a library whose threads get in the way of those shows its real price.
 
     Args:
@@ -182,11 +182,11 @@ def time_engines(
             for j, engine in enumerate(layout.engines):
                 if repeat and best[i][j] > fastest * _CLEARLY_SLOWER:
                     continue
-                started = time.perf_counter()
                 for weight in weights[i]:
+                    started = time.perf_counter()
                     engine(x, weight, bias)
                     between.neg_()
-                best[i][j] = min(best[i][j], (time.perf_counter() - started) / len(weights[i]))
+                    best[i][j] = min(best[i][j], time.perf_counter() - started)
     return best
 
 

@@ -30,14 +30,21 @@ def attend(
 
 
 def attend_few(
-    query: Tensor, key: Tensor, value: Tensor, *, scale: float, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    with_log_sum: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """``attend`` for a handful of queries on each of many heads: two batched products around a softmax.
 
     Args:
         query: [N, H, Q, D].
         key, value: [N, H, K, D]; fastest with the keys' tokens innermost in memory.
         mask: [N, H, 1, K].
+        with_log_sum: whether the log sums are wanted; without them there is less to do.
     """
     merged = query.shape[0] * query.shape[1]
     queries, values = query.reshape(merged, *query.shape[2:]), value.flatten(0, 1)
@@ -46,12 +53,13 @@ def attend_few(
         scores = torch.bmm(queries * scale, keys)
     else:
         scores = torch.baddbmm(mask.view(merged, 1, -1), queries, keys, alpha=scale)
+    if not with_log_sum:
+        return torch.bmm(scores.softmax(-1), values).view(query.shape), None
     top = scores.amax(-1, keepdim=True)
     weights = scores.sub_(top).exp_()
     total = weights.sum(-1, keepdim=True)
     output = torch.bmm(weights, values).div_(total)
-    log_sum = total.log_().add_(top)
-    return output.view(query.shape), log_sum.view(query.shape[:3])
+    return output.view(query.shape), total.log_().add_(top).view(query.shape[:3])
 
 
 def join(first: Tensor, first_log_sum: Tensor, second: Tensor, second_log_sum: Tensor) -> Tensor:

@@ -120,21 +120,24 @@ class WorkspaceDecode:
         output: Tensor | None = None
         log_sums: Tensor | None = None
         for part in self._parts:
-            mixed, log_sum = _attend_slab(part, grouped, key, value, layer, scale, window)
+            mixed, log_sum = _attend_slab(part, grouped, key, value, layer, scale, window, bool(self._prefixes))
             if part.target is None:
                 output, log_sums = mixed, log_sum
                 continue
-            if output is None or log_sums is None:
+            if output is None:
                 output = query.new_empty(num_rows + 1, *grouped.shape[1:])
-                log_sums = query.new_empty(num_rows + 1, *grouped.shape[1:3], dtype=torch.float32)
             output.index_copy_(0, part.target, mixed)
-            log_sums.index_copy_(0, part.target, log_sum)
-        if output is None or log_sums is None:
+            if log_sum is not None:
+                if log_sums is None:
+                    log_sums = query.new_empty(num_rows + 1, *grouped.shape[1:3], dtype=torch.float32)
+                log_sums.index_copy_(0, part.target, log_sum)
+        if output is None:
             assert self._paged is not None
             return self._paged[1].run(reader, query, key, value, pool, layer, scale, window)
-        output, log_sums = output[:num_rows], log_sums[:num_rows]
-        for prefix in self._prefixes:
-            output = _join_prefix(prefix, grouped, output, log_sums, layer, scale, window)
+        output = output[:num_rows]
+        if log_sums is not None:
+            for prefix in self._prefixes:
+                output = _join_prefix(prefix, grouped, output, log_sums[:num_rows], layer, scale, window)
         output = output.reshape(query.shape)
         if self._paged is not None:
             places, paged = self._paged
@@ -144,9 +147,16 @@ class WorkspaceDecode:
 
 
 def _attend_slab(
-    part: SlabPart, grouped: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, window: int | None
-) -> tuple[Tensor, Tensor]:
-    """Append the new tokens and attend: [extent, G, H / G, D] and float32[extent, G, H / G]."""
+    part: SlabPart,
+    grouped: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layer: int,
+    scale: float,
+    window: int | None,
+    with_log_sum: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Append the new tokens and attend: [extent, G, H / G, D], and float32[extent, G, H / G] if wanted."""
     if part.places is not None:
         key, value = key.index_select(0, part.places), value.index_select(0, part.places)
     if part.order is not None:
@@ -156,14 +166,12 @@ def _attend_slab(
     keys, values = slab.keys[layer], slab.values[layer]
     keys.index_put_(where, key)
     values.index_put_(where, value)
-    attend_all = attend_few if keys.stride(1) == 1 else attend
-    return attend_all(
-        grouped,
-        keys[: part.extent, : part.width].transpose(1, 2),
-        values[: part.extent, : part.width].transpose(1, 2),
-        scale=scale,
-        mask=part.mask(window, grouped.dtype),
-    )
+    mask = part.mask(window, grouped.dtype)
+    keys = keys[: part.extent, : part.width].transpose(1, 2)
+    values = values[: part.extent, : part.width].transpose(1, 2)
+    if keys.stride(2) == 1:
+        return attend_few(grouped, keys, values, scale=scale, mask=mask, with_log_sum=with_log_sum)
+    return attend(grouped, keys, values, scale=scale, mask=mask)
 
 
 def _join_prefix(
