@@ -32,6 +32,11 @@ _CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 _RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank")
 
 
+def _is_set(value: Any) -> bool:
+    """Whether a field asks for something; clients fill lists with null for the items that do not."""
+    return any(map(_is_set, value)) if isinstance(value, list) else value is not None
+
+
 def refuse_unsupported(body: Mapping[str, Any], config: ServerConfig) -> None:
     """Check the fields of a generation request that ask for something else than plain generation.
 
@@ -39,12 +44,12 @@ def refuse_unsupported(body: Mapping[str, Any], config: ServerConfig) -> None:
         RequestError: 501 for prefill/decode fields on a server without that role, 400 for the rest.
     """
     for name in _DISAGGREGATION:
-        if body.get(name) is not None and not config.is_disaggregated:
+        if _is_set(body.get(name)) and not config.is_disaggregated:
             raise RequestError(
                 f"{name} needs a server started with --disaggregation-mode prefill or decode", status=501, field=name
             )
     for name in _NOT_SUPPORTED:
-        if body.get(name):
+        if body.get(name) and _is_set(body[name]):
             raise RequestError(f"{name} is not supported yet", field=name)
 
 

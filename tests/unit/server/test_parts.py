@@ -95,6 +95,7 @@ def test_name_spaces() -> None:
         ({"lora_path": "a"}, 400),
         ({"image_data": ["x"]}, 400),
         ({"session_params": {}}, 0),
+        ({"lora_path": [None, None], "return_hidden_states": False, "bootstrap_room": [None]}, 0),
     ],
 )
 def test_unsupported_fields(body: dict[str, Any], status: int) -> None:
