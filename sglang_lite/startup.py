@@ -13,6 +13,7 @@ import socket
 from pathlib import Path
 
 from sglang_lite import demo_model
+from sglang_lite.adapters.capability import PROVIDERS, resolve_device
 from sglang_lite.config import ServerConfig
 from sglang_lite.configuration import values
 from sglang_lite.models.description import read_description
@@ -21,10 +22,6 @@ from sglang_lite.models.repository import resolve_model_path
 from sglang_lite.observability.progress import ProgressLine
 from sglang_lite.types import StartupError
 
-REGISTERED_PROVIDERS = ("cpu",)
-"""Devices with an implementation behind ``adapters`` in this release."""
-
-_ACCELERATORS = ("cuda", "rocm", "metal", "musa", "xpu", "npu", "hpu")
 _CPU_DTYPES = ("auto", "float", "float32", "bfloat16")
 _CPU_KV_DTYPES = ("auto", "float32", "bf16", "bfloat16")
 _TRANSFER_MODULES = {"mooncake": "mooncake", "mooncake_tcp": "mooncake", "nixl": "nixl"}
@@ -89,17 +86,7 @@ def check_device(config: ServerConfig) -> None:
     Raises:
         StartupError: names every device that was tried and why it cannot be used.
     """
-    if config.device == "auto":
-        attempts = "; ".join(f"{device}: {reason}" for device, reason in unavailable_devices().items())
-        raise StartupError(
-            f"--device auto: no executable production backend detected ({attempts}). auto never falls back to the CPU "
-            f"reference: pass --device cpu to run on the CPU"
-        )
-    if config.device not in REGISTERED_PROVIDERS:
-        raise StartupError(
-            f"--device {config.device}: {_why_unavailable(config.device)}; provider not registered, "
-            f"registered: {', '.join(REGISTERED_PROVIDERS)}"
-        )
+    resolve_device(config.device, why_unavailable)
     if config.tp_size > 1:
         raise StartupError(f"--device cpu: the CPU reference supports only tp_size=1, requested {config.tp_size}")
     if config.dtype not in _CPU_DTYPES:
@@ -111,9 +98,16 @@ def check_device(config: ServerConfig) -> None:
         )
 
 
-def unavailable_devices() -> dict[str, str]:
-    """Every accelerator and why nothing can run on it."""
-    return {device: _why_unavailable(device) for device in _ACCELERATORS}
+def why_unavailable(device: str) -> str | None:
+    """Why nothing can run on an accelerator, found without torch; None when its driver works."""
+    if device not in PROVIDERS:
+        return "no provider is registered in this release"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no CUDA driver (libcuda.so.1 cannot be loaded)"
+    status = int(driver.cuInit(0))
+    return f"the CUDA driver does not initialise (cuInit returned {status})" if status else None
 
 
 def local_model_directory(config: ServerConfig) -> Path:
@@ -208,20 +202,6 @@ def _check_disaggregation(config: ServerConfig) -> None:
             f"is not installed"
         )
     raise StartupError(f"--disaggregation-mode {mode} is not supported yet: remove it to serve prefill and decode here")
-
-
-def _why_unavailable(device: str) -> str:
-    """Why nothing can run on a device now."""
-    if device != "cuda":
-        return "no provider"
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no CUDA driver (libcuda.so.1 cannot be loaded)"
-    status = int(driver.cuInit(0))
-    if status:
-        return f"the CUDA driver does not initialise (cuInit returned {status})"
-    return "a CUDA device is present, but this release has no CUDA provider yet"
 
 
 def _tokenizer_directory(config: ServerConfig, model_directory: Path) -> str | None:
