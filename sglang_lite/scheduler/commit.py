@@ -94,16 +94,17 @@ def _commit_tokens(
 def _finish_codes(
     state: SchedulerState, sample: SampleSet, generated: Int32Array, tokens: Int32Array
 ) -> tuple[UInt8Array, Int32Array]:
-    """``FinishCode`` (uint8[S]) and matched stop token (int32[S]) of every row. The length limit is checked first."""
+    """``FinishCode`` (uint8[S]) and matched stop token (int32[S]) of every row.
+
+    An end token that is also the last token allowed counts as a stop, as in SGLang.
+    """
     codes: UInt8Array = np.zeros(len(tokens), dtype=np.uint8)
     matched: Int32Array = np.full(len(tokens), NO_TOKEN, dtype=np.int32)
+    codes[generated >= sample.max_new_tokens - np.int32(1)] = FinishCode.LENGTH
     stops = _stop_hits(state, sample, tokens)
     if stops is not None:
         codes[stops] = FinishCode.STOP_TOKEN
-    codes[generated >= sample.max_new_tokens - np.int32(1)] = FinishCode.LENGTH
-    if stops is not None:
-        ended = codes == FinishCode.STOP_TOKEN
-        matched[ended] = tokens[ended]
+        matched[stops] = tokens[stops]
     bad = tokens < 0
     if bad.any():
         codes[bad] = FinishCode.ERROR

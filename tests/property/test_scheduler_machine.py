@@ -54,8 +54,6 @@ def solo_run(request: Expected) -> None:
             token = allowed_token(token, suppressed, VOCABULARY)
         tokens.append(token)
         request.solo.append(token)
-        if len(request.solo) == request.max_new_tokens:
-            break
         if token in stops:
             request.code = FinishCode.STOP_TOKEN
             break

@@ -71,12 +71,12 @@ def test_min_new_tokens_suppresses_end_and_stop_tokens() -> None:
     assert driver.plans[0].suppressed == {0: (13, 20, 11)}
 
 
-def test_length_is_reported_where_limit_and_end_token_coincide() -> None:
+def test_stop_is_reported_where_limit_and_end_token_coincide() -> None:
     driver = make_driver()
     driver.admit([1], [[9]], max_new_tokens=4)
     driver.run()
-    assert driver.received[1].finish == FinishCode.LENGTH
-    assert driver.received[1].matched == -1
+    assert driver.received[1].finish == FinishCode.STOP_TOKEN
+    assert driver.received[1].matched == driver.received[1].tokens[-1] == 13
 
 
 def test_prefill_only_request_ends_without_a_token() -> None:
