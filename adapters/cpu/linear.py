@@ -21,12 +21,12 @@ Engine = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 ROW_BUCKETS = (1, 16, 64)
 """Row counts that are measured; a call uses the choice of the next larger one, or of the last."""
 
-_COPIES_BYTES = 16 << 20
+_COPIES_BYTES = 8 << 20
 """Weights measured in turn add up to about this much, so that they do not all sit in the nearest cache."""
 
 _REPEATS = 6
-_SECONDS_PER_SHAPE = 0.3
-"""No further repetition starts after this long: a start must stay quick on a busy machine."""
+_SECONDS_PER_ROW_COUNT = 0.08
+"""Measuring one shape at one row count ends after this long, done or not: a start must stay quick on a busy machine."""
 
 _CLEARLY_SLOWER = 1.4
 """An engine this much slower than the best on its first run is not run again."""
@@ -149,11 +149,12 @@ class LinearCalibration:
             return LinearChoice(plain, (plain.engines[0],) * len(ROW_BUCKETS))
         bias = torch.zeros(weight.shape[0], dtype=weight.dtype) if has_bias else None
         copies = max(1, min(4, _COPIES_BYTES // (weight.numel() * weight.element_size())))
-        weights = [[layout.convert(weight.clone()) for _ in range(copies)] for layout in layouts]
-        deadline = time.perf_counter() + _SECONDS_PER_SHAPE
+        weights = [[weight] if copies == 1 else [weight.clone() for _ in range(copies)]]
+        weights += [[layout.convert(weight) for _ in range(copies)] for layout in layouts[1:]]
         timings = []
         for rows in ROW_BUCKETS:
             x = torch.randn(rows, weight.shape[1]).to(weight.dtype)
+            deadline = time.perf_counter() + _SECONDS_PER_ROW_COUNT
             timings.append(time_engines(layouts, weights, x, bias, deadline))
         return choose_layout(layouts, timings)
 
@@ -161,7 +162,7 @@ class LinearCalibration:
 def time_engines(
     layouts: list[Layout], weights: list[list[Tensor]], x: Tensor, bias: Tensor | None, deadline: float
 ) -> list[list[float]]:
-    """Best seconds of each engine of each layout at this row count.
+    """Best seconds of each engine of each layout at this row count; infinity where the time did not suffice.
 
     The engines take turns, so that other load on the machine meets all of them, and the best single run counts,
     which is the one that was disturbed least. Each product is followed by an elementwise operation on torch's
@@ -170,13 +171,11 @@ def time_engines(
     Args:
         weights: copies of the weight in each layout.
         x: [rows, in].
-        deadline: ``time.perf_counter`` after which no further turn starts; every engine has one turn in any case.
+        deadline: ``time.perf_counter`` after which no further run starts; torch's own engine has one in any case.
     """
     between = torch.zeros(1 << 16)
     best = [[float("inf")] * len(layout.engines) for layout in layouts]
     for repeat in range(_REPEATS):
-        if repeat and time.perf_counter() > deadline:
-            break
         fastest = min(min(row) for row in best)
         for i, layout in enumerate(layouts):
             for j, engine in enumerate(layout.engines):
@@ -184,6 +183,8 @@ def time_engines(
                     continue
                 for weight in weights[i]:
                     started = time.perf_counter()
+                    if started > deadline and best[0][0] < float("inf"):
+                        return best
                     engine(x, weight, bias)
                     between.neg_()
                     best[i][j] = min(best[i][j], time.perf_counter() - started)
