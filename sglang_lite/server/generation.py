@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
-from sglang_lite.server.context import ServerContext
+from sglang_lite.server.context import Phase, ServerContext
 from sglang_lite.types import RequestError
 
 
@@ -31,16 +31,20 @@ async def run_sequence(context: ServerContext, request: GenerateRequest) -> Asyn
                 yield output
 
 
-def raise_on_failure(output: GenerationOutput) -> GenerationOutput:
+def raise_on_failure(context: ServerContext, output: GenerationOutput) -> GenerationOutput:
     """``output``, unless the server ended it.
 
     Raises:
-        RequestError: the finish reason is an abort with a status (time-out, full queue, engine failure). An abort
-            that the client asked for has no status and is a normal result.
+        RequestError: the finish reason is an abort with a status (time-out, full queue, engine failure), or the
+            server is leaving. An abort that the client asked for has no status and is a normal result.
     """
     reason = output.finish_reason
-    if reason is not None and reason.type == "abort" and reason.status_code is not None:
+    if reason is None or reason.type != "abort":
+        return output
+    if reason.status_code is not None:
         raise RequestError(reason.message or "the request was aborted", status=reason.status_code)
+    if context.phase is Phase.DRAINING:
+        raise RequestError("the server is shutting down and ended the request", status=503)
     return output
 
 
@@ -48,14 +52,16 @@ def _is_aborted(output: GenerationOutput) -> bool:
     return output.finish_reason is not None and output.finish_reason.type == "abort"
 
 
-async def _last_output(snapshots: AsyncGenerator[GenerationOutput, None], request_id: str) -> GenerationOutput:
+async def _last_output(
+    context: ServerContext, snapshots: AsyncGenerator[GenerationOutput, None], request_id: str
+) -> GenerationOutput:
     last: GenerationOutput | None = None
     async with aclosing(snapshots):
         async for output in snapshots:
             last = output
     if last is None or last.finish_reason is None:
         raise RequestError(f"request {request_id!r} ended without a result", status=500)
-    return raise_on_failure(last)
+    return raise_on_failure(context, last)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -66,8 +72,8 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 async def _run_all(context: ServerContext, requests: Sequence[GenerateRequest]) -> list[GenerationOutput]:
     if len(requests) == 1:
-        return [await _last_output(run_sequence(context, requests[0]), requests[0].request_id)]
-    tasks = [asyncio.create_task(_last_output(run_sequence(context, one), one.request_id)) for one in requests]
+        return [await _last_output(context, run_sequence(context, requests[0]), requests[0].request_id)]
+    tasks = [asyncio.create_task(_last_output(context, run_sequence(context, one), one.request_id)) for one in requests]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -93,7 +99,9 @@ async def prefill_prompts(
         sampling = msgspec.structs.replace(request.sampling, max_new_tokens=0, min_new_tokens=0)
         first = replace(request, request_id=f"{request.request_id}_prompt", sampling=sampling, stream=False)
         prompts.append(replace(first, return_logprob=False, logprob_start_len=-1, top_logprobs_num=0))
-    tasks = [asyncio.create_task(_last_output(context.engine.generate(one), one.request_id)) for one in prompts]
+    tasks = [
+        asyncio.create_task(_last_output(context, context.engine.generate(one), one.request_id)) for one in prompts
+    ]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -168,7 +176,7 @@ class MergedStream:
             RequestError: a sequence could not be served or was ended by the server.
         """
         if self._single is not None:
-            return 0, raise_on_failure(await anext(self._single))
+            return 0, raise_on_failure(self._context, await anext(self._single))
         while not self._ready:
             if self._failure is not None:
                 raise self._failure
@@ -177,7 +185,7 @@ class MergedStream:
             self._wake.clear()
             await self._wake.wait()
         index = self._ready.popleft()
-        output = raise_on_failure(self._newest.pop(index))
+        output = raise_on_failure(self._context, self._newest.pop(index))
         if self._prompts:
             output.cached_tokens = self._prompts[index // self._choices].cached_tokens
         return index, output

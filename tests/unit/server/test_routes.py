@@ -179,6 +179,21 @@ async def test_operator_calls_reach_the_engine() -> None:
         assert (await (await client.get("/flush_cache?timeout=1")).text()).startswith("Cache flushed.")
 
 
+async def test_requests_that_a_shutdown_ends_get_an_error() -> None:
+    engine = FakeEngine(lambda request: [snapshot(request, "h"), snapshot(request, "hi", FinishReason("abort"))])
+    engine.gate = asyncio.Event()
+    async with serving(engine) as (client, context):
+        tasks = [asyncio.create_task(events(client, path)) for path in PATHS]
+        unary = asyncio.create_task(client.post("/generate", json={"input_ids": [1]}))
+        while len(engine.started) < 4:
+            await asyncio.sleep(0)
+        await drain(context, asyncio.Event(), 0)
+        for task in tasks:
+            _, found = await task
+            assert "shutting down" in found[-1]["error"]["message"]
+        assert (await unary).status == 503
+
+
 async def test_drain_waits_for_running_requests_then_aborts_them() -> None:
     engine = FakeEngine()
     engine.gate = asyncio.Event()
