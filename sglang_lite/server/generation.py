@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,8 @@ import msgspec
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
 from sglang_lite.server.context import Phase, ServerContext
 from sglang_lite.types import RequestError
+
+Start = Callable[[GenerateRequest], AsyncGenerator[GenerationOutput, None]]
 
 
 async def run_sequence(context: ServerContext, request: GenerateRequest) -> AsyncGenerator[GenerationOutput, None]:
@@ -70,10 +73,13 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run_all(context: ServerContext, requests: Sequence[GenerateRequest]) -> list[GenerationOutput]:
+async def _last_outputs(
+    context: ServerContext, requests: Sequence[GenerateRequest], start: Start
+) -> list[GenerationOutput]:
+    """Run all ``requests`` in parallel; the first failure ends the others."""
     if len(requests) == 1:
-        return [await _last_output(context, run_sequence(context, requests[0]), requests[0].request_id)]
-    tasks = [asyncio.create_task(_last_output(context, run_sequence(context, one), one.request_id)) for one in requests]
+        return [await _last_output(context, start(requests[0]), requests[0].request_id)]
+    tasks = [asyncio.create_task(_last_output(context, start(one), one.request_id)) for one in requests]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -99,13 +105,7 @@ async def prefill_prompts(
         sampling = msgspec.structs.replace(request.sampling, max_new_tokens=0, min_new_tokens=0)
         first = replace(request, request_id=f"{request.request_id}_prompt", sampling=sampling, stream=False)
         prompts.append(replace(first, return_logprob=False, logprob_start_len=-1, top_logprobs_num=0))
-    tasks = [
-        asyncio.create_task(_last_output(context, context.engine.generate(one), one.request_id)) for one in prompts
-    ]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        await _cancel(tasks)
+    return await _last_outputs(context, prompts, context.engine.generate)
 
 
 async def collect(
@@ -119,7 +119,7 @@ async def collect(
     prompts = await prefill_prompts(context, requests, choices)
     if any(map(_is_aborted, prompts)):
         return [prompts[index // choices] for index in range(len(requests))]
-    outputs = await _run_all(context, requests)
+    outputs = await _last_outputs(context, requests, partial(run_sequence, context))
     for index, output in enumerate(outputs if prompts else ()):
         output.cached_tokens = prompts[index // choices].cached_tokens
     return outputs
