@@ -34,6 +34,7 @@ class ServingEngine(Protocol):
     config: ServerConfig
     description: ModelDescription
     tokenizer: Tokenizer | None
+    stats: LoadSnapshot
 
     @property
     def info(self) -> EngineInfo: ...

@@ -23,7 +23,7 @@ from sglang_lite.server.app import make_app
 from sglang_lite.server.context import Phase, ServerContext
 from sglang_lite.server.health_routes import probe
 from sglang_lite.server.heartbeat import watch_heartbeat
-from sglang_lite.types import StartupError
+from sglang_lite.types import RequestError, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ READY_LINE = "The server is fired up and ready to roll!"
 _BACKLOG = 4096
 _WATCH_SECONDS = 0.25
 _ABORT_SECONDS = 1.0
-"""How long clients get to receive the end of their aborted requests."""
+"""How long the engine gets to take the abort at a shutdown, and then clients to receive the end of their requests."""
 _SECRET_FLAGS = ("--api-key", "--admin-api-key")
 EXIT_ENGINE_DIED = 3
 
@@ -208,8 +208,12 @@ async def drain(context: ServerContext, immediate: asyncio.Event, timeout: float
     idle = asyncio.create_task(_wait_idle(context, timeout))
     await _first(idle, immediate)
     if context.requests_in_flight and context.engine.is_alive:
-        count = await context.engine.abort_all()
-        logger.warning("aborted %d requests that were still running", count)
+        logger.warning("aborting %d requests that are still running", context.requests_in_flight)
+        try:
+            async with asyncio.timeout(_ABORT_SECONDS):
+                await context.engine.abort_all()
+        except (TimeoutError, RequestError) as error:
+            logger.warning("the engine did not take the abort in time: %s", error or "it is in a long step")
 
 
 async def _wait_idle(context: ServerContext, timeout: float) -> None:

@@ -79,6 +79,7 @@ class FakeEngine:
         self.failure: str | None = None
         self.answers = True
         self.load = LoadSnapshot(num_pages=8, page_size=4, free_pages=8, max_running_requests=4)
+        self.stats = self.load
         self.script = script
         self.started: list[str] = []
         self.closed: list[str] = []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from sglang_lite.engine.info import LoadSnapshot
 from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput
 from sglang_lite.server.app import make_app
 from sglang_lite.server.context import Phase, ServerContext
@@ -163,6 +164,22 @@ async def test_health_probe_needs_a_token() -> None:
         assert (await client.get("/health_generate")).status == 200
 
 
+async def test_health_probe_does_not_ask_a_busy_engine() -> None:
+    engine = FakeEngine()
+    engine.gate = asyncio.Event()
+    async with serving(engine) as (client, _):
+        task = asyncio.create_task(client.post("/generate", json={"input_ids": [1]}))
+        while not engine.started:
+            await asyncio.sleep(0)
+        engine.load = LoadSnapshot()
+        assert (await client.get("/health_generate")).status == 200
+        assert len(engine.started) == 1
+        engine.gate.set()
+        assert (await task).status == 200
+        assert (await client.get("/health_generate")).status == 200
+        assert engine.started[1].startswith("HEALTH_CHECK_")
+
+
 async def test_operator_calls_reach_the_engine() -> None:
     engine = FakeEngine()
     async with serving(engine) as (client, context):
@@ -208,6 +225,21 @@ async def test_drain_waits_for_running_requests_then_aborts_them() -> None:
         immediate = asyncio.Event()
         immediate.set()
         await asyncio.wait_for(drain(context, immediate, 60), 5)
+
+
+async def test_drain_is_bounded_when_the_engine_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_lite.server.run._ABORT_SECONDS", 0.05)
+    engine = FakeEngine()
+    engine.gate = asyncio.Event()
+    never = asyncio.Event()
+    monkeypatch.setattr(engine, "abort_all", never.wait)
+    async with serving(engine) as (client, context):
+        task = asyncio.create_task(client.post("/generate", json={"input_ids": [1]}))
+        while not engine.started:
+            await asyncio.sleep(0)
+        await asyncio.wait_for(drain(context, asyncio.Event(), 0), 5)
+        engine.gate.set()
+        await task
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
