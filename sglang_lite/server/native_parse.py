@@ -13,7 +13,7 @@ from sglang_lite.frontend.validation import parse_sampling_params, parse_token_i
 from sglang_lite.server import fields
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.identity import ID_FIELDS
-from sglang_lite.server.sequences import Prompt, choice_sampling, namespace_of, read_priority
+from sglang_lite.server.sequences import Prompt, check_count, choice_sampling, namespace_of, read_priority
 from sglang_lite.server.unsupported import check_rank, refuse_constraints, refuse_unsupported
 from sglang_lite.types import RequestError, SamplingParams
 
@@ -165,6 +165,7 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
 def _requests(context: ServerContext, batch: _Batch, prompts: list[Prompt], *, stream: bool) -> list[GenerateRequest]:
     samplings = _samplings(context, batch)
     choices = samplings[0].n
+    check_count(batch.count, choices, "text" if batch.body.get("text") is not None else "input_ids")
     _refuse_lists_with_choices(batch, choices)
     ids = _request_ids(context, batch)
     extra_ids = _token_ids_logprob(batch, context.engine.info.vocab_size)

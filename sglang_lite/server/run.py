@@ -213,7 +213,7 @@ async def drain(context: ServerContext, immediate: asyncio.Event, timeout: float
             async with asyncio.timeout(_ABORT_SECONDS):
                 await context.engine.abort_all()
         except (TimeoutError, RequestError) as error:
-            logger.warning("the engine did not take the abort in time: %s", error or "it is in a long step")
+            logger.warning("the engine did not take the abort in time: %s", str(error) or "it is in a long step")
 
 
 async def _wait_idle(context: ServerContext, timeout: float) -> None:

@@ -13,11 +13,29 @@ from sglang_lite.server import fields
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.identity import Identity
 from sglang_lite.server.unsupported import check_rank, refuse_constraints, refuse_unsupported
-from sglang_lite.types import SamplingParams
+from sglang_lite.types import RequestError, SamplingParams
 
 _INT64 = 2**63
 
+MAX_SEQUENCES = 8192
+"""Most sequences (prompts times choices) of one request: each costs some kilobytes before it runs."""
+
 Prompt = str | list[int]
+
+
+def check_count(prompts: int, choices: int, field: str) -> int:
+    """Sequences of a request.
+
+    Raises:
+        RequestError: more than one request may have.
+    """
+    if prompts * choices > MAX_SEQUENCES:
+        raise RequestError(
+            f"{field}: {prompts} prompts with {choices} choices each are more than the {MAX_SEQUENCES} sequences that "
+            f"one request may have; send several requests",
+            field=field,
+        )
+    return prompts * choices
 
 
 def namespace_of(body: Mapping[str, Any], index: int = 0) -> str:
@@ -73,7 +91,7 @@ def build_sequences(
     check_rank(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
     choices = sampling.n
     priority = read_priority(body)
-    count = len(prompts) * choices
+    count = check_count(len(prompts), choices, "prompt")
     sequences = []
     for index in range(count):
         prompt = prompts[index // choices]

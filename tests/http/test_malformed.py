@@ -69,6 +69,8 @@ BAD_GENERATE: list[tuple[str, dict[str, Any], str]] = [
     ("regex", greedy("A", {"regex": "[0-9]"}), "regex"),
     ("lora", {"text": "A", "lora_path": "x"}, "lora_path"),
     ("stop-regex-broken", greedy("A", {"stop_regex": "("}), "stop_regex"),
+    ("too-many-prompts", {"text": ["A"] * 8193}, "8192"),
+    ("too-many-choices", {"input_ids": [[1]] * 100, "sampling_params": {"n": 100}}, "8192"),
     ("lone-surrogate", {"text": "\ud800"}, "JSON"),
 ]
 
@@ -99,6 +101,7 @@ BAD_OPENAI: list[tuple[str, str, dict[str, Any], str]] = [
     ("id-out-of-vocabulary", COMPLETIONS, {"prompt": [999], "echo": True}, "259"),
     ("zero-tokens-without-echo", COMPLETIONS, {"prompt": "A", "max_tokens": 0}, "max_tokens"),
     ("negative-tokens", COMPLETIONS, {"prompt": "A", "max_tokens": -1}, "max_tokens"),
+    ("too-many-prompts", COMPLETIONS, {"prompt": ["A"] * 100, "n": 100}, "8192"),
     ("n-zero", COMPLETIONS, {"prompt": "A", "n": 0}, "n must"),
     ("logprobs-negative", COMPLETIONS, {"prompt": "A", "logprobs": -1}, "logprobs"),
     ("logprobs-boolean", COMPLETIONS, {"prompt": "A", "logprobs": True}, "logprobs"),
