@@ -10,7 +10,7 @@ from sglang_lite.adapters.base import AttentionBatch, KVGeometry, OperationInput
 from sglang_lite.adapters.cpu.decode_workspace import DecodeWorkspace
 from sglang_lite.adapters.cpu.paged_decode import PagedDecode, plan_paged_decode
 from sglang_lite.adapters.cpu.pool_view import PoolReader
-from sglang_lite.adapters.cpu.prefill import PrefillRow, plan_prefill, prefill_attention
+from sglang_lite.adapters.cpu.prefill import PrefillGroup, plan_prefill, prefill_attention
 from sglang_lite.adapters.cpu.workspace_decode import WorkspaceDecode, plan_workspace_decode
 
 
@@ -20,7 +20,7 @@ class CpuAttentionPlan:
     Attributes:
         write_rows: int64[T] for each layer's keys and values in turn: vectors of the pool that receive them.
         decode: how the decode rows read, or None without any.
-        prefill: the prefill chunks.
+        prefill: the prefill chunks, those behind one prefix together.
     """
 
     __slots__ = ("decode", "num_decode", "prefill", "write_rows")
@@ -30,7 +30,7 @@ class CpuAttentionPlan:
         write_rows: Tensor,
         num_decode: int,
         decode: PagedDecode | WorkspaceDecode | None,
-        prefill: list[PrefillRow],
+        prefill: list[PrefillGroup],
     ) -> None:
         self.write_rows = write_rows.flatten(0, 1).unbind(0)  # all views in one call
         self.num_decode = num_decode
@@ -114,8 +114,8 @@ class CpuAttention:
             decoded, output = output, query.new_empty(num_tokens, num_heads, head_dim)
             if decoded is not None:
                 output[:n] = decoded
-            for row in plan.prefill:
-                prefill_attention(row, reader, query, key, value, pool, layer, scale, window, output)
+            for group in plan.prefill:
+                prefill_attention(group, reader, query, key, value, pool, layer, scale, window, output)
         self._is_unfinished = layer + 1 < reader.geometry.num_layers
         assert output is not None  # a plan has rows
         return output.view(num_tokens, -1)

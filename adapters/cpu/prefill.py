@@ -48,21 +48,27 @@ class PrefillRow:
         return keys[0, : end - first], values[0, : end - first]
 
 
-def plan_prefill(reader: PoolReader, batch: AttentionBatch, page_table: npt.NDArray[np.int64]) -> list[PrefillRow]:
+PrefillGroup = list[PrefillRow]
+"""Chunks behind the same prefix: the same pages and length, or no prefix at all."""
+
+
+def plan_prefill(reader: PoolReader, batch: AttentionBatch, page_table: npt.NDArray[np.int64]) -> list[PrefillGroup]:
     """The chunks of a step: rows from ``num_decode`` on."""
-    rows = []
+    groups: dict[tuple[int, bytes], PrefillGroup] = {}
+    page_size = reader.geometry.page_size
     start = batch.num_decode
     for index in range(batch.num_decode, len(batch.query_lens)):
+        kv_len = batch.kv_lens[index]
         stop = start + batch.query_lens[index]
-        num_pages = -(-batch.kv_lens[index] // reader.geometry.page_size)
-        pages = torch.from_numpy(page_table[index, :num_pages])
-        rows.append(PrefillRow(start, stop, batch.kv_lens[index], pages))
+        row = PrefillRow(start, stop, kv_len, torch.from_numpy(page_table[index, : -(-kv_len // page_size)]))
+        prefix_pages = page_table[index, : -(-row.prefix_len // page_size)]
+        groups.setdefault((row.prefix_len, prefix_pages.tobytes()), []).append(row)
         start = stop
-    return rows
+    return list(groups.values())
 
 
 def prefill_attention(
-    row: PrefillRow,
+    group: PrefillGroup,
     reader: PoolReader,
     query: Tensor,
     key: Tensor,
@@ -73,22 +79,51 @@ def prefill_attention(
     window: int | None,
     output: Tensor,
 ) -> None:
-    """Attention of one chunk, into its rows of ``output`` [T, H, D]. The pool holds the chunk already."""
+    """Attention of the chunks of a group, into their rows of ``output`` [T, H, D]. The pool holds them already."""
     groups = reader.geometry.num_kv_heads
-    span = slice(row.start, row.stop)
-    grouped = split_heads(query[span], groups)
-    if window is not None and row.kv_len > window:
-        mixed = _windowed(row, reader, grouped, pool, layer, scale, window)
-    else:
+    plain: list[tuple[PrefillRow, Tensor, Tensor]] = []
+    for row in group:
+        span = _span(row)
+        grouped = split_heads(query[span], groups)
+        if window is not None and row.kv_len > window:
+            split_heads(output[span], groups).copy_(_windowed(row, reader, grouped, pool, layer, scale, window))
+            continue
         repeat = grouped.shape[1]
-        mixed, log_sum = attend(
-            grouped, share_heads(key[span], repeat), share_heads(value[span], repeat), scale=scale, causal=True
-        )
-        if row.prefix_len:
-            keys, values = row.gather(reader, pool, layer, 0, row.prefix_len)
-            before = attend(grouped, share_heads(keys, repeat), share_heads(values, repeat), scale=scale)
-            mixed = join(mixed, log_sum, *before)
-    split_heads(output[span], groups).copy_(mixed)
+        keys, values = share_heads(key[span], repeat), share_heads(value[span], repeat)
+        plain.append((row, *attend(grouped, keys, values, scale=scale, causal=True)))
+    if not plain or not plain[0][0].prefix_len:
+        for row, mixed, _ in plain:
+            split_heads(output[_span(row)], groups).copy_(mixed)
+        return
+    before, before_log_sum = _attend_prefix([row for row, *_ in plain], reader, query, pool, layer, scale)
+    place = 0
+    for row, mixed, log_sum in plain:
+        part = slice(place, place + row.stop - row.start)
+        joined = join(mixed, log_sum, before[:, :, part], before_log_sum[:, :, part])
+        split_heads(output[_span(row)], groups).copy_(joined)
+        place = part.stop
+
+
+def _attend_prefix(
+    rows: PrefillGroup, reader: PoolReader, query: Tensor, pool: Tensor, layer: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """All queries of the rows (N of them, one after another) on their common prefix: [G, H / G, N, D] and log sums.
+
+    The heads of a group and the rows are merged into one long list of queries: large products run nearer to the
+    processor's peak, and the prefix is gathered once.
+    """
+    queries = torch.cat([query[_span(row)] for row in rows]) if len(rows) > 1 else query[_span(rows[0])]
+    grouped = split_heads(queries, reader.geometry.num_kv_heads)
+    keys, values = rows[0].gather(reader, pool, layer, 0, rows[0].prefix_len)
+    merged = grouped.flatten(1, 2).unsqueeze(0)
+    before, log_sum = attend(
+        merged, keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0), scale=scale
+    )
+    return before.view(grouped.shape), log_sum.view(grouped.shape[:3])
+
+
+def _span(row: PrefillRow) -> slice:
+    return slice(row.start, row.stop)
 
 
 def _windowed(

@@ -174,3 +174,14 @@ def test_slots_outside_the_pool_are_refused(slots: list[int]) -> None:
     )
     with pytest.raises(OperationInputError, match="slot_mapping"):
         ops.plan_attention(batch, KVGeometry(200, 4, 2, 2, 8, torch.float32))
+
+
+@pytest.mark.parametrize("window", [None, 30])
+def test_chunks_behind_one_prefix(window: int | None) -> None:
+    """Chunks that share a prefix, others that do not, and a prefix that ends within a page."""
+    steps = RandomSteps(CpuOperations(), Shape(), seed=6)
+    prompt: list[int] = []
+    steps.run([], [(0, prompt, 24, 24)], window=window)
+    first, second, other = prompt[:5], prompt[:5], prompt[:4]
+    steps.run([], [(1, first, 27, 7), (3, other, 18, 2), (2, second, 33, 13)], window=window)
+    steps.run([(1, first, 28)], [(4, [], 9, 9), (0, prompt, 29, 5), (5, [], 3, 3)], window=window)
