@@ -31,8 +31,12 @@ _SECONDS_PER_ROW_COUNT = 0.08
 _CLEARLY_SLOWER = 1.4
 """An engine this much slower than the best on its first run is not run again."""
 
-_WORTHWHILE = 0.93
-"""Leaving torch's own path must save this much, since timings on a busy machine are uncertain."""
+_WORTHWHILE_LAYOUT = 0.93
+"""Another layout must cost at most this share of torch's own, since timings on a busy machine are uncertain."""
+
+_WORTHWHILE_ENGINE = 0.8
+"""NumPy must cost at most this share of torch: it brings threads of its own, and two pools that wait for each other's
+processors lose far more than a better kernel gains once other work runs beside them."""
 
 _MIN_WEIGHTS = 1 << 16
 """Weights smaller than this are not measured: dispatch outweighs the choice."""
@@ -198,16 +202,15 @@ def choose_layout(layouts: list[Layout], timings: list[list[list[float]]]) -> Li
         layouts: candidates, torch's own first; in each, the torch engine comes first.
         timings: bucket -> layout -> engine -> seconds.
     """
-    scores = []
-    for i in range(len(layouts)):
-        losses = [min(bucket[i]) / min(min(row) for row in bucket) for bucket in timings]
-        scores.append(sum(losses) / len(losses))
-    chosen = _best_unless_first(scores)
-    engines = tuple(layouts[chosen].engines[_best_unless_first(bucket[chosen])] for bucket in timings)
-    return LinearChoice(layouts[chosen], engines)
+    costs = [[_cheapest(bucket[i], _WORTHWHILE_ENGINE) for bucket in timings] for i in range(len(layouts))]
+    fastest = [min(layout[b][1] for layout in costs) for b in range(len(timings))]
+    scores = [sum(cost / best for (_, cost), best in zip(layout, fastest, strict=True)) for layout in costs]
+    chosen, _ = _cheapest(scores, _WORTHWHILE_LAYOUT)
+    return LinearChoice(layouts[chosen], tuple(layouts[chosen].engines[index] for index, _ in costs[chosen]))
 
 
-def _best_unless_first(costs: list[float]) -> int:
-    """Index of the lowest cost; 0 unless the saving against it is worthwhile."""
+def _cheapest(costs: list[float], worthwhile: float) -> tuple[int, float]:
+    """Index and cost of the cheapest; of the first unless that costs at most ``worthwhile`` of it."""
     best = min(range(len(costs)), key=costs.__getitem__)
-    return best if costs[best] < costs[0] * _WORTHWHILE else 0
+    index = best if costs[best] <= costs[0] * worthwhile else 0
+    return index, costs[index]

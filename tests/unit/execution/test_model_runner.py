@@ -24,7 +24,8 @@ PROMPT = [5, 9, 33, 71, 12, 90, 41, 8, 77, 23, 6]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    transformers = pytest.importorskip("transformers", reason="builds the random checkpoint")
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=128,
