@@ -124,8 +124,10 @@ class DecodeWorkspace:
                 self._release(row)
             self._release_idle()
             self._share_prefixes(rows, lengths, page_table)
-            for place in np.flatnonzero(self._capacity[rows] == NOWHERE).tolist():
-                load = self._enter(int(rows[place]), int(lengths[place]), page_table[place])
+            entering = np.flatnonzero(self._capacity[rows] == NOWHERE).tolist()
+            for index, place in enumerate(entering):
+                expected = len(entering) - index
+                load = self._enter(int(rows[place]), int(lengths[place]), page_table[place], expected)
                 if load is not None:
                     loads.append(load)
         self._length[rows] = lengths
@@ -190,10 +192,13 @@ class DecodeWorkspace:
         self._prefix[row] = index
         self._base[row] = self._prefixes[index].num_tokens
 
-    def _enter(self, row: int, length: int, table_row: Array) -> Load | None:
-        """Take a slot for a row and say what to read into it; None when there is no memory for one."""
+    def _enter(self, row: int, length: int, table_row: Array, expected: int) -> Load | None:
+        """Take a slot for a row and say what to read into it; None when there is no memory for one.
+
+        ``expected``: rows that enter in this step from this one on.
+        """
         base = int(self._base[row])
-        slab = self._slab_with_room(capacity_for(length - base + _HEADROOM))
+        slab = self._slab_with_room(capacity_for(length - base + _HEADROOM), expected)
         if slab is None:
             self._release(row)
             return None
@@ -204,16 +209,16 @@ class DecodeWorkspace:
         page_size = self._geometry.page_size
         return Load(slab, slot, table_row[base // page_size : -(-(length - 1) // page_size)], length - 1 - base)
 
-    def _slab_with_room(self, capacity: int) -> Slab | None:
+    def _slab_with_room(self, capacity: int, expected: int) -> Slab | None:
         slab = self._slabs.setdefault(capacity, Slab(self._geometry, capacity))
         if slab.free_slot() is not None:
             return slab
         for unused in [c for c, other in self._slabs.items() if other.extent == 0 and c != capacity]:
             if self.num_bytes + slab.slot_bytes > self._budget:
                 del self._slabs[unused]
-        # Growing copies the slab, so it grows by half, for which both are held for a moment.
+        # Growing copies the slab, so it grows by half at least. Memory that is not written yet costs nothing.
         room = max(0, self._budget - self.num_bytes) // slab.slot_bytes
-        wanted = max(4, len(slab.rows) // 2)
+        wanted = max(4, len(slab.rows) // 2, expected)
         if room < 1:
             return None
         slab.grow(min(wanted, room))

@@ -185,3 +185,29 @@ def test_chunks_behind_one_prefix(window: int | None) -> None:
     first, second, other = prompt[:5], prompt[:5], prompt[:4]
     steps.run([], [(1, first, 27, 7), (3, other, 18, 2), (2, second, 33, 13)], window=window)
     steps.run([(1, first, 28)], [(4, [], 9, 9), (0, prompt, 29, 5), (5, [], 3, 3)], window=window)
+
+
+@pytest.mark.parametrize("workspace_bytes", [0, 150_000, 8 << 20], ids=["pool", "tight", "ample"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_random_lives(workspace_bytes: int, seed: int) -> None:
+    """Sequences come, decode, pause, leave and share prefixes in random order; rows are used again."""
+    steps = RandomSteps(CpuOperations(workspace_bytes=workspace_bytes), Shape(page_size=16, layers=1), seed, 2000)
+    random = steps.random
+    prompt: list[int] = []
+    steps.run([], [(15, prompt, 320, 320)])
+    live: dict[int, tuple[list[int], int]] = {}
+    for _ in range(50):
+        idle = [row for row in range(12) if row not in live]
+        prefill: list[tuple[int, list[int], int, int]] = []
+        for row in random.permutation(idle)[: random.integers(0, 3)].tolist():
+            shared = int(random.choice([0, 0, 10, 18, 20])) * 16
+            chunk = int(random.integers(1, 90))
+            prefill.append((row, prompt[: shared // 16], shared + chunk, chunk))
+        decoding = [row for row in live if random.random() < 0.9]
+        decode = [(row, live[row][0], live[row][1] + 1) for row in decoding]
+        if decode or prefill:
+            steps.run(decode, prefill)
+        live.update({row: (pages, length) for row, pages, length in decode})
+        live.update({row: (pages, length) for row, pages, length, _ in prefill})
+        for row in [row for row in live if random.random() < 0.08]:
+            del live[row]
