@@ -69,6 +69,7 @@ class EngineCore:
         self._clock = clock
         self._submitted: deque[int] = deque()
         self._flushes: list[_PendingFlush] = []
+        self._pauses: list[Pause] = []
         self._meter = LoadMeter(clock(), scheduler.config.max_running_requests)
         self._busy = False
         self._running = True
@@ -95,6 +96,8 @@ class EngineCore:
             if self._running:
                 self._send(self._finish_oldest())
             self._busy = True
+        if self._pauses and not self._submitted:
+            self._confirm_pauses()
         if self._flushes:
             self._try_flushes()
         if self._meter.due(self._clock()):
@@ -182,8 +185,9 @@ class EngineCore:
                 self._flushes.append(_PendingFlush(command, now + max(command.timeout, 0.0)))
             case Pause():
                 self._scheduler.pause(command.mode, now)
-                self._reply(command)
+                self._pauses.append(command)
             case Resume():
+                self._confirm_pauses()
                 self._scheduler.resume()
                 self._reply(command)
             case QueryLoad():
@@ -194,6 +198,12 @@ class EngineCore:
                 self._running = False
             case _:
                 assert_never(command)
+
+    def _confirm_pauses(self) -> None:
+        """Answer the pauses: with nothing in flight no token follows, and the pages of a retraction are free."""
+        for command in self._pauses:
+            self._reply(command)
+        self._pauses.clear()
 
     def _try_flushes(self) -> None:
         """Answer the flushes that succeeded or ran out of time.

@@ -65,7 +65,8 @@ def make_scheduler(config: ServerConfig, info: EngineInfo) -> Scheduler:
             low_priority_first=config.schedule_low_priority_values_first,
             eviction_policy=eviction,
             enable_radix_cache=not config.disable_radix_cache,
-            eos_token_ids=info.eos_token_ids,
+            # An id that the model has no logit for can be neither drawn nor suppressed.
+            eos_token_ids=tuple(token for token in info.eos_token_ids if 0 <= token < info.vocab_size),
             max_wait_ms=config.max_wait_ms,
             waiting_timeout=config.request_waiting_timeout or 0.0,
             running_timeout=config.request_running_timeout or 0.0,

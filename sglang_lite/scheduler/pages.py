@@ -82,6 +82,12 @@ class RequestPages:
             return PrefixUse(match.pages, 0, 0, -1)
         self.cache.lock(match.node)
         request.node = match.node
+        if match.num_tokens == len(tokens) and not self.num_available:
+            # No page is left to copy the last one to, nor will one be if nothing else runs: compute that page again.
+            self.unlock(request)
+            match = self.cache.match(tokens[:-1], request.namespace)
+            self.cache.lock(match.node)
+            request.node = match.node
         if match.num_tokens < len(tokens):
             return PrefixUse(match.pages, match.num_tokens, match.num_tokens, -1)
         # Everything is cached, but drawing a token needs the last position computed, and its page is shared.

@@ -122,7 +122,8 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """Time at which ``plan`` has something to do though nothing else happens: a time limit or the end of a wait."""
-        times = [time for time in (self._state.deadlines.next(), self._state.held_until) if time is not None]
+        held_until = self._state.held_until if self._state.paused is None else None
+        times = [time for time in (self._state.deadlines.next(), held_until) if time is not None]
         return min(times, default=None)
 
     @property

@@ -193,6 +193,24 @@ def test_pause_and_resume() -> None:
     assert rig.replies == [Reply(1), Reply(2)]
 
 
+def test_a_pause_is_confirmed_when_nothing_is_in_flight_any_more() -> None:
+    """Whoever reads the reply may rely on it: no token follows, and the pages of a retraction are free."""
+    rig = Rig([requests([1], max_new_tokens=9)], [Pause(0, 1, "retract")])
+    seen = []
+    for _ in range(5):
+        rig.turns(1)
+        seen.append((rig.executor.in_flight, bool(rig.replies)))
+    assert seen == [(1, False), (0, True), (0, True), (0, True), (0, True)]
+    assert len(rig.tokens(1)) == 2
+
+
+def test_a_pause_that_is_lifted_at_once_is_confirmed_first() -> None:
+    rig = Rig([requests([1], max_new_tokens=9)], [Pause(0, 1, "in_place"), Resume(0, 2)])
+    rig.turns(12)
+    assert rig.replies == [Reply(1), Reply(2)]
+    assert len(rig.tokens(1)) == 9
+
+
 def test_control_calls_are_answered_while_saturated() -> None:
     rig = Rig([requests(range(8), max_new_tokens=100)], [Ping(0, 1), QueryLoad(0, 2)])
     rig.turns(2)

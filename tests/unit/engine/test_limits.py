@@ -132,6 +132,8 @@ def test_the_scheduler_follows_the_configuration() -> None:
     assert (made.chunked_prefill_size, made.overlap) == (CPU_CHUNK_TOKENS, True)
     chunk = make_scheduler(ServerConfig(model_path="m", device="cpu", chunked_prefill_size=-1), INFO).config
     assert chunk.chunked_prefill_size == -1
+    padded = msgspec.structs.replace(INFO, eos_token_ids=(2, 50, 70))
+    assert make_scheduler(config, padded).config.eos_token_ids == (2,), "50 and 70 have no logit to suppress"
     unknown = config.model_copy(update={"schedule_policy": "astrology"})
     with pytest.raises(StartupError, match=r"astrology.*fcfs"):
         make_scheduler(unknown, INFO)

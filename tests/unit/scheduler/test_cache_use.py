@@ -44,6 +44,19 @@ def test_repeated_prompt_hits(page_size: int, cached: int, overlap: bool) -> Non
     assert [driver.received[key].cached_tokens for key in (1, 2, 3)] == [0, cached, cached]
 
 
+@pytest.mark.parametrize(("page_size", "num_pages"), [(1, 8), (4, 4), (16, 2), (16, 1)])
+def test_fully_cached_prompt_that_fills_the_pool_runs_again(page_size: int, num_pages: int) -> None:
+    """There is no page for the copy: the last one is given up and computed again, instead of waiting for ever."""
+    driver = make_driver(page_size=page_size, num_pages=num_pages)
+    prompt = list(range(1, page_size * num_pages + 1))
+    for key in (1, 2):
+        driver.admit([key], [prompt], max_new_tokens=1)
+        driver.run(after_step=driver.scheduler.audit)
+    assert driver.received[1].tokens == driver.received[2].tokens == solo(prompt, 1)
+    assert driver.received[2].finish == FinishCode.LENGTH
+    assert driver.received[2].cached_tokens == page_size * (num_pages - 1)
+
+
 def test_fully_cached_prompt_computes_one_token_on_a_copy_of_its_last_page() -> None:
     driver = make_driver()
     prompt = list(range(1, 49))

@@ -176,6 +176,18 @@ class TestBatchingWindow:
         driver.now = 5.01
         assert driver.plan() is not None
 
+    def test_a_paused_scheduler_does_not_ask_to_be_woken_for_the_window(self) -> None:
+        driver = make_driver(max_wait_ms=10)
+        driver.admit([1], [prompt(100, 4)], max_new_tokens=2)
+        assert driver.plan() is None
+        driver.scheduler.pause("in_place", 0.001)
+        driver.now = 0.5
+        assert driver.plan() is None
+        assert driver.scheduler.next_deadline() is None, "the engine would spin until the pause ends"
+        driver.scheduler.resume()
+        driver.run()
+        assert len(driver.received[1].tokens) == 2
+
     def test_nothing_waits_while_others_run(self) -> None:
         driver = make_driver(max_wait_ms=10)
         driver.admit([1], [prompt(100, 4)], max_new_tokens=5)
