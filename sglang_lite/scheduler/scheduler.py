@@ -97,9 +97,13 @@ class Scheduler:
         return pages.evict(min(wanted, max_pages)) if wanted > 0 and max_pages > 0 else 0
 
     def flush(self) -> bool:
-        """Empty the prefix cache; False, and nothing done, unless no request is live and no plan uncommitted."""
+        """Empty the prefix cache; False, and nothing done, unless no request is live and no plan uncommitted.
+
+        Requests that a pause has retracted own no pages and are in nobody's way: they compute everything again.
+        """
         state = self._state
-        if state.requests or state.in_flight:
+        in_the_way = state.table.num_live if state.paused == "retract" else len(state.requests)
+        if in_the_way or state.in_flight:
             return False
         state.pages.cache.flush()
         return True

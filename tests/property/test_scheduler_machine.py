@@ -194,7 +194,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        idle = not self._running_keys() and not self.driver.executor.in_flight
+        waits = not self._running_keys() or self.paused == "retract"
+        idle = waits and not self.driver.executor.in_flight
         assert self.driver.scheduler.flush() == idle
         if idle:
             assert self.driver.scheduler.stats().free_pages == self.config.num_pages
