@@ -58,6 +58,10 @@ class ServerConfig(BaseModel):
     served_model_name: Annotated[Text, Option(_MODEL, "Name in /v1/models; default: the model path.")] = None
     revision: Annotated[Text, Option(_MODEL, "Revision of a Hugging Face repository.")] = None
     weight_version: Annotated[str, Option(_MODEL, "Version text of the weights, reported in replies.")] = "default"
+    json_model_override_args: Annotated[
+        dict[str, Any] | None,
+        Option(_MODEL, "JSON object whose keys replace those of the model's config.json.", convert=values.json_object),
+    ] = None
     context_length: Annotated[
         Integer, Option(_MODEL, "Longest sequence; default: the model's.", convert=values.human_integer, minimum=1)
     ] = None
@@ -66,7 +70,7 @@ class ServerConfig(BaseModel):
         str, Option(_MODEL, "Elements of the KV pool.", choices=KV_CACHE_DTYPES, convert=values.lower_text)
     ] = "auto"
     chat_template: Annotated[
-        Text, Option(_MODEL, "File with a jinja2 chat template to use instead of the model's.")
+        Text, Option(_MODEL, "File with a jinja2 chat template (or its text) to use instead of the model's.")
     ] = None
     default_chat_template_kwargs: Annotated[
         dict[str, Any] | None, Option(_MODEL, "JSON object of chat template variables.", convert=values.json_object)
@@ -93,7 +97,7 @@ class ServerConfig(BaseModel):
     incremental_streaming_output: Annotated[
         bool, Option(_HTTP, "/generate chunks carry only the new text and ids.")
     ] = False
-    enable_cache_report: Annotated[bool, Option(_HTTP, "Report cached tokens in OpenAI usage.")] = False
+    enable_cache_report: Annotated[bool, Option(_HTTP, "Accepted; OpenAI usage always reports cached tokens.")] = False
     drain_timeout: Annotated[
         float, Option(_HTTP, "Seconds that running requests get after SIGTERM.", convert=values.number, minimum=0)
     ] = 30.0

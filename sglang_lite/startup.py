@@ -41,7 +41,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
     check_options(config)
     check_device(config)
     directory = local_model_directory(config)
-    description = read_description(directory)
+    description = read_description(directory, config.json_model_override_args)
     check_checkpoint(directory, description)
     tokenizer_path = _tokenizer_directory(config, directory)
     return config.resolved(
@@ -65,8 +65,7 @@ def check_options(config: ServerConfig) -> None:
         raise StartupError(
             f"--served-model-name {config.served_model_name!r} must not contain ':' (it separates an adapter's name)"
         )
-    if config.chat_template is not None and not Path(config.chat_template).is_file():
-        raise StartupError(f"--chat-template: no such file: {config.chat_template}; pass the path of a jinja2 template")
+    _check_chat_template(config.chat_template)
     if config.nnodes > 1 and (config.tp_size % config.nnodes or config.node_rank >= config.nnodes):
         raise StartupError(
             f"--nnodes {config.nnodes} must divide --tp-size {config.tp_size}, and --node-rank {config.node_rank} "
@@ -143,6 +142,12 @@ def check_port(config: ServerConfig) -> None:
         raise StartupError(
             f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose another --host or --port"
         ) from error
+
+
+def _check_chat_template(option: str | None) -> None:
+    """A file or Jinja text; whether the text is valid is found out before the engine starts."""
+    if option is not None and "{{" not in option and "{%" not in option and not Path(option).is_file():
+        raise StartupError(f"--chat-template: no such file: {option}; pass the path of a jinja2 template, or its text")
 
 
 def _check_pool(config: ServerConfig) -> None:

@@ -164,7 +164,7 @@ _REFUSED = {
         flashinfer-mxfp4-moe-precision=default flexkv-config-file forward-pass-metrics-ipc-name
         forward-pass-metrics-worker-id hf-chat-template-name hicache-storage-backend
         hisparse-config/hierarchical-sparse-attention-extra-config image-processor-backend=auto
-        init-expert-location=trivial json-model-override-args={} kt-method=AMXINT4 kt-weight-path
+        init-expert-location=trivial kt-method=AMXINT4 kt-weight-path
         kv-canary-real-data=none kv-canary=none kv-events-config linear-attn-backend=triton
         linear-attn-decode-backend linear-attn-prefill-backend linear-attn-verify-backend lmcache-config-file
         load-format=auto|safetensors load-publish-endpoint lora-backend=csgmv lora-eviction-policy=lru

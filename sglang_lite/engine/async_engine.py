@@ -306,7 +306,7 @@ class AsyncEngine:
 
 def _read_text_side(config: ServerConfig) -> tuple[ModelDescription, Tokenizer | None]:
     """What the front needs of the model's files."""
-    description = read_description(str(config.model_path))
+    description = read_description(str(config.model_path), config.json_model_override_args)
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.load(config.effective_tokenizer_path)
     return description, tokenizer
 

@@ -21,7 +21,7 @@ def build_core_parts(config: ServerConfig, report: Report) -> CoreParts:
     """
     if config.model_path is None:
         raise StartupError("no model: --model-path is not set")
-    description = read_description(config.model_path)
+    description = read_description(config.model_path, config.json_model_override_args)
     executor, limits = build_executor(config, description, directory=config.model_path, report=report)
     info = engine_info(config, description, limits)
     depth = 1 if config.disable_overlap_schedule else 2

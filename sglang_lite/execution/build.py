@@ -102,7 +102,13 @@ def build_executor(
     report("loading weights", 0.1)
     if directory is None:
         directory = resolve_model_path(config.model_path or "", revision=config.revision)
-    model, _ = load_model(directory, ops=ops, dtype=dtype, context_length=context_length)
+    model, _ = load_model(
+        directory,
+        ops=ops,
+        dtype=dtype,
+        overrides=config.json_model_override_args,
+        context_length=context_length,
+    )
     loaded = time.monotonic()
     report("warming up", 0.9)
     num_rows = config.max_running_requests or DEFAULT_MAX_RUNNING_REQUESTS

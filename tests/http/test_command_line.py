@@ -56,11 +56,14 @@ def test_options_of_every_source_reach_the_server(
         "3",
         "--attention-backend",
         "fa3",
+        "--json-model-override-args",
+        '{"max_position_embeddings": 24}',
     ]
     with ServerProcess([*arguments, "--config", str(file)], tmp_path / "log") as server:
         server.wait_ready()
         info = server_info(server)
     assert info["page_size"] == 8
+    assert info["context_length"] == 24
     assert info["port"] == server.port
     assert info["max_running_requests"] == 6
     assert info["max_total_tokens"] == 1000

@@ -54,6 +54,8 @@ def test_defaults() -> None:
         (["--kv-cache-dtype", "BF16"], "kv_cache_dtype", "bf16"),
         (["--chunked-prefill-size", "-1"], "chunked_prefill_size", -1),
         (["--preferred-sampling-params", '{"top_k": 1}'], "preferred_sampling_params", {"top_k": 1}),
+        (["--json-model-override-args", '{"rope_theta": 1}'], "json_model_override_args", {"rope_theta": 1}),
+        (["--json-model-override-args={}"], "json_model_override_args", {}),
         (["--device", "cuda:1"], "device", "cuda"),
         (["--enable-metrics", "--no-enable-metrics"], "enable_metrics", False),
     ],

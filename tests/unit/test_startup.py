@@ -131,6 +131,15 @@ def test_architectures(model: Path) -> None:
     assert "architectures" in failure(model_path=str(model))
 
 
+def test_overrides_of_the_model_configuration(model: Path) -> None:
+    assert "BertForMaskedLM" in failure(
+        model_path=str(model), json_model_override_args={"architectures": ["BertForMaskedLM"]}
+    )
+    assert "hidden_act" in failure(model_path=str(model), json_model_override_args={"hidden_act": "gelu"})
+    options = {"model_path": str(model), "device": "cpu", "json_model_override_args": {"max_position_embeddings": 8}}
+    assert startup.prepare(ServerConfig(**options)).json_model_override_args == {"max_position_embeddings": 8}
+
+
 def test_no_weights(model: Path) -> None:
     (model / "model.safetensors").unlink()
     assert f"no safetensors weights found under {model}" in failure(model_path=str(model))
