@@ -37,7 +37,7 @@ def prepare_prompt(
     Raises:
         RequestError: 400 naming the field and the numbers.
     """
-    prompt = _checked_ids(token_ids, info.vocab_size)
+    prompt = _checked_ids(token_ids, info.vocab_size, request.prompt_field)
     _check_vocabulary(request, info.vocab_size)
     if allow_auto_truncate:
         longest = max(1, min(info.context_length, info.max_req_input_len) - 1)
@@ -47,19 +47,25 @@ def prepare_prompt(
             f"logprob_start_len={request.logprob_start_len} is higher than the number of input tokens {len(prompt)}.",
             field="logprob_start_len",
         )
+    _check_length(request, len(prompt), info)
     max_new_tokens = _limited_output(
         len(prompt), request.sampling.max_new_tokens, info, allow_auto_truncate=allow_auto_truncate
     )
     return PreparedPrompt(prompt, max_new_tokens)
 
 
+def _check_length(request: GenerateRequest, prompt_tokens: int, info: EngineInfo) -> None:
+    if prompt_tokens >= info.context_length:
+        raise RequestError(
+            f"The input ({prompt_tokens} tokens) is longer than the model's context length "
+            f"({info.context_length} tokens).",
+            field=request.prompt_field,
+        )
+
+
 def _limited_output(prompt_tokens: int, wanted: int | None, info: EngineInfo, *, allow_auto_truncate: bool) -> int:
     """How many tokens may be generated; ``wanted`` None means as many as fit."""
     context = info.context_length
-    if prompt_tokens >= context:
-        raise RequestError(
-            f"The input ({prompt_tokens} tokens) is longer than the model's context length ({context} tokens)."
-        )
     if wanted is not None and prompt_tokens + wanted > context and not allow_auto_truncate:
         raise RequestError(
             f"Requested token count exceeds the model's maximum context length of {context} tokens. "
@@ -77,21 +83,19 @@ def _limited_output(prompt_tokens: int, wanted: int | None, info: EngineInfo, *,
     return room if wanted is None else min(wanted, room)
 
 
-def _checked_ids(token_ids: Sequence[int], vocab_size: int) -> Int32Array:
+def _checked_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> Int32Array:
     if len(token_ids) == 0:
-        raise RequestError("the prompt has no tokens; send at least one character or token id", field="input_ids")
+        raise RequestError(f"{field}: the prompt has no tokens; send at least one character or token id", field=field)
     try:
         ids = np.asarray(token_ids, np.int64)
     except (OverflowError, ValueError, TypeError):
-        raise RequestError(
-            f"input_ids must be a list of integers in [0, {vocab_size - 1}]", field="input_ids"
-        ) from None
+        raise RequestError(f"{field} must be a list of integers in [0, {vocab_size - 1}]", field=field) from None
     outside = (ids < 0) | (ids >= vocab_size)
     if outside.any():
         position = int(outside.argmax())
         raise RequestError(
-            f"input_ids[{position}] is {int(ids[position])}; token ids must be in [0, {vocab_size - 1}].",
-            field="input_ids",
+            f"{field}[{position}] is {int(ids[position])}; token ids must be in [0, {vocab_size - 1}].",
+            field=field,
         )
     return ids.astype(np.int32)
 

@@ -16,6 +16,7 @@ class GenerateRequest:
 
     Attributes:
         request_id: what the client calls it (``rid``); unique among live requests.
+        prompt_field: where the client wrote the prompt, such as ``messages`` or ``text[2]``; error messages name it.
         logprob_start_len: first prompt position to score, -1 for none.
         namespace: prefix-cache name space (``cache_salt`` and ``extra_key``).
         timeout: seconds until the request is ended, None for the server's default.
@@ -24,6 +25,7 @@ class GenerateRequest:
     request_id: str
     text: str | None = None
     input_ids: list[int] | None = None
+    prompt_field: str = ""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     add_special_tokens: bool = True
     stream: bool = False
@@ -34,6 +36,10 @@ class GenerateRequest:
     priority: int = 0
     namespace: str = ""
     timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt_field:
+            self.prompt_field = "text" if self.input_ids is None else "input_ids"
 
 
 @dataclass(slots=True, frozen=True)

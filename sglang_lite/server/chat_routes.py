@@ -76,6 +76,7 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         [chat_prompt(context, body)],
         sampling,
         identity,
+        prompt_fields=["messages" if body.get("input_ids") is None else "input_ids"],
         stream=options.stream,
         add_special_tokens=False,
         return_logprob=logprobs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from aiohttp import web
 
 from sglang_lite.frontend.fields import wrong_type
 from sglang_lite.frontend.openai_sampling import completion_sampling
-from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
+from sglang_lite.frontend.request import GenerateRequest, GenerationOutput, TokenLogprobs
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.server import fields
 from sglang_lite.server.bodies import read_object
@@ -30,7 +30,7 @@ from sglang_lite.server.openai_common import (
 from sglang_lite.server.openai_logprobs import completion_logprobs
 from sglang_lite.server.sequences import Prompt, build_sequences
 from sglang_lite.server.text_length import refuse_endless_texts
-from sglang_lite.server.token_text import OffsetCounter
+from sglang_lite.server.token_text import OffsetCounter, token_bytes
 from sglang_lite.server.unsupported import refuse_constraints
 from sglang_lite.types import RequestError
 
@@ -55,6 +55,12 @@ def read_prompts(value: Any) -> list[Prompt]:
     if all(isinstance(item, str) for item in value) or all(fields.is_integer_list(item) for item in value):
         return value
     wrong_type("prompt", value, _PROMPT_KINDS)
+
+
+def _prompt_fields(value: Any, count: int) -> list[str]:
+    """The name of each prompt in the body: ``prompt``, or ``prompt[0]`` and so on for a list of prompts."""
+    is_single = isinstance(value, str) or (bool(value) and isinstance(value[0], int))
+    return ["prompt"] if is_single else [f"prompt[{index}]" for index in range(count)]
 
 
 @dataclass(slots=True, frozen=True)
@@ -109,6 +115,7 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         prompts,
         sampling,
         identity,
+        prompt_fields=_prompt_fields(body["prompt"], len(prompts)),
         stream=options.stream,
         return_logprob=logprobs is not None,
         logprob_start_len=0 if echo and logprobs is not None else -1,
@@ -144,11 +151,36 @@ class CompletionWriter:
         call = self._call
         if call.logprobs is None:
             return None
-        positions = list(output.output_logprobs[self._sent_logprobs[index] :])
-        if call.echo and self._sent_logprobs[index] == 0 and self._newest[index] is None:
-            positions = [*output.input_logprobs, *positions]
-        self._sent_logprobs[index] = len(output.output_logprobs)
-        return completion_logprobs(positions, call.tokenizer, self._offsets[index], with_top=call.logprobs > 0)
+        new = list(output.output_logprobs[self._sent_logprobs[index] :])
+        self._sent_logprobs[index] += len(new)
+        prompt = output.input_logprobs if call.echo and self._newest[index] is None else []
+        offsets = [*self._prompt_offsets(index, prompt), *self._output_offsets(index, new)]
+        return completion_logprobs([*prompt, *new], call.tokenizer, offsets, with_top=call.logprobs > 0)
+
+    def _prompt_offsets(self, index: int, positions: Sequence[TokenLogprobs]) -> Iterator[int]:
+        """Offsets in the echoed text. It holds a special token only where the client wrote it out."""
+        counter, text, tokenizer = self._offsets[index], self._call.prompt_text(index), self._call.tokenizer
+        for position in positions:
+            piece = token_bytes(tokenizer, position.token_id)
+            is_special = tokenizer is not None and position.token_id in tokenizer.special_ids
+            if is_special and not text.startswith(piece.decode(errors="replace"), counter.characters):
+                yield counter.characters
+            else:
+                yield counter.next(piece)
+        if positions:
+            # Vocabularies may spell a blank before the first word that the text does not have.
+            counter.characters = len(text)
+
+    def _output_offsets(self, index: int, positions: Sequence[TokenLogprobs]) -> Iterator[int]:
+        call, counter = self._call, self._offsets[index]
+        skipped: Collection[int] = ()
+        if call.tokenizer is not None and call.sequences[index].sampling.skip_special_tokens:
+            skipped = call.tokenizer.special_ids
+        for position in positions:
+            if position.token_id in skipped:
+                yield counter.characters
+            else:
+                yield counter.next(token_bytes(call.tokenizer, position.token_id))
 
     def choice(self, index: int, output: GenerationOutput) -> dict[str, Any]:
         """What ``output`` adds to choice ``index``."""

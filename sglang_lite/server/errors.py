@@ -11,6 +11,7 @@ from aiohttp import web
 from sglang_lite.types import RequestError
 
 _OPENAI_PATHS = ("/v1/", "/tokenize", "/detokenize", "/invocations")
+_OPENAI_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _encoder = msgspec.json.Encoder()
 
 
@@ -49,7 +50,7 @@ def native_error(message: str, status: int) -> dict[str, Any]:
 def error_body(path: str, error: RequestError) -> dict[str, Any]:
     """The body that tells a client of ``path`` about ``error``."""
     if speaks_openai(path):
-        return openai_error(error.message, error.status, param=error.field)
+        return openai_error(error.message, error.status, param=_OPENAI_NAMES.get(error.field or "", error.field))
     return native_error(error.message, error.status)
 
 

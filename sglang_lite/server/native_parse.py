@@ -163,9 +163,10 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
 
 
 def _requests(context: ServerContext, batch: _Batch, prompts: list[Prompt], *, stream: bool) -> list[GenerateRequest]:
+    source = "text" if batch.body.get("text") is not None else "input_ids"
     samplings = _samplings(context, batch)
     choices = samplings[0].n
-    check_count(batch.count, choices, "text" if batch.body.get("text") is not None else "input_ids")
+    check_count(batch.count, choices, source)
     _refuse_lists_with_choices(batch, choices)
     ids = _request_ids(context, batch)
     extra_ids = _token_ids_logprob(batch, context.engine.info.vocab_size)
@@ -180,6 +181,7 @@ def _requests(context: ServerContext, batch: _Batch, prompts: list[Prompt], *, s
                     request_id=ids[item] if choices == 1 else f"{ids[item]}_{choice}",
                     text=prompt if isinstance(prompt, str) else None,
                     input_ids=None if isinstance(prompt, str) else prompt,
+                    prompt_field=f"{source}[{item}]" if batch.is_batch else source,
                     sampling=choice_sampling(sampling, choice),
                     stream=stream,
                     return_logprob=fields.boolean(row, "return_logprob"),

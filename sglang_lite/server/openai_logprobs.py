@@ -7,20 +7,20 @@ from typing import Any
 
 from sglang_lite.frontend.request import TokenLogprobs
 from sglang_lite.frontend.tokenizer import Tokenizer
-from sglang_lite.server.token_text import OffsetCounter, token_bytes, token_text
+from sglang_lite.server.token_text import token_bytes, token_text
 
 
 def completion_logprobs(
-    positions: Sequence[TokenLogprobs], tokenizer: Tokenizer | None, offsets: OffsetCounter, *, with_top: bool
+    positions: Sequence[TokenLogprobs], tokenizer: Tokenizer | None, offsets: Sequence[int], *, with_top: bool
 ) -> dict[str, Any]:
     """The object of ``/v1/completions``: parallel lists, one entry a token.
 
     Args:
-        offsets: continues over the chunks of a stream, so that offsets are those in the whole returned text.
+        offsets: of each token in the whole returned text.
         with_top: whether alternatives were asked for.
     """
     return {
-        "text_offset": [offsets.next(token_bytes(tokenizer, position.token_id)) for position in positions],
+        "text_offset": list(offsets),
         "token_logprobs": [position.logprob for position in positions],
         "tokens": [token_text(tokenizer, position.token_id) for position in positions],
         "top_logprobs": [_top_by_text(position, tokenizer) for position in positions] if with_top else None,

@@ -72,6 +72,7 @@ def build_sequences(
     sampling: SamplingParams,
     identity: Identity,
     *,
+    prompt_fields: Sequence[str],
     stream: bool = False,
     add_special_tokens: bool = True,
     return_logprob: bool = False,
@@ -82,6 +83,7 @@ def build_sequences(
 
     Args:
         sampling: parameters of every sequence; ``n`` says how many each prompt has.
+        prompt_fields: name of the field that each prompt came from, for error messages.
 
     Raises:
         RequestError: a parameter is wrong, or asks for something that is not supported.
@@ -100,6 +102,7 @@ def build_sequences(
                 request_id=identity.base if count == 1 else f"{identity.base}_{index}",
                 text=prompt if isinstance(prompt, str) else None,
                 input_ids=None if isinstance(prompt, str) else prompt,
+                prompt_field=prompt_fields[index // choices],
                 sampling=choice_sampling(sampling, index % choices),
                 add_special_tokens=add_special_tokens,
                 stream=stream,

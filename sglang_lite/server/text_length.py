@@ -26,10 +26,15 @@ async def refuse_endless_texts(context: ServerContext, requests: Iterable[Genera
     if tokenizer is None or context.config.allow_auto_truncate:
         return
     suspect = limit * SUSPECT_CHARACTERS_PER_TOKEN
-    for text in {request.text for request in requests if request.text is not None and len(request.text) > suspect}:
+    fields = {
+        request.text: request.prompt_field
+        for request in requests
+        if request.text is not None and len(request.text) > suspect
+    }
+    for text, field in fields.items():
         ids = await asyncio.to_thread(tokenizer.encode, text[:suspect])
         if len(ids) > limit:
             raise RequestError(
                 f"The input (more than {len(ids)} tokens) is longer than the model's context length ({limit} tokens).",
-                field="text",
+                field=field,
             )

@@ -30,16 +30,19 @@ class OffsetCounter:
     """Offsets of consecutive tokens in the text that they spell.
 
     A token that starts inside a character has the offset of that character.
+
+    Attributes:
+        characters: begun so far.
     """
 
-    __slots__ = ("_characters",)
+    __slots__ = ("characters",)
 
     def __init__(self, characters: int = 0) -> None:
-        self._characters = characters
+        self.characters = characters
 
     def next(self, piece: bytes) -> int:
         """The offset of the token with these bytes; the following call is about the token after it."""
         starts_inside = bool(piece) and piece[0] & _CONTINUATION_MASK == _CONTINUATION
-        offset = self._characters - 1 if starts_inside and self._characters else self._characters
-        self._characters += character_starts(piece)
+        offset = self.characters - 1 if starts_inside and self.characters else self.characters
+        self.characters += character_starts(piece)
         return offset

@@ -144,6 +144,23 @@ async def test_offsets_count_characters(server: LocalServer) -> None:
     assert choice["logprobs"]["top_logprobs"] is None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "text", "offsets"),
+    [([257, 65], "AB", [0, 0, 1]), ("<|bos|>A", "<|bos|>AB", [0, 7, 8]), ([65, 258, 48], "A01", [0, 1, 1, 2])],
+    ids=["hidden", "written-out", "in-the-middle"],
+)
+async def test_offsets_count_special_tokens_only_where_they_are_shown(
+    server: LocalServer, prompt: Any, text: str, offsets: list[int], stream: bool
+) -> None:
+    """B09"""
+    body = {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0, "stream": stream}
+    reply = await server.post(COMPLETIONS, body)
+    parts = [event["choices"][0] for event in reply.events[:-1]] if stream else reply.json()["choices"]
+    assert "".join(part["text"] for part in parts) == text
+    assert [offset for part in parts for offset in (part["logprobs"] or {}).get("text_offset", [])] == offsets
+
+
 async def test_several_choices(server: LocalServer) -> None:
     request = {"prompt": ["A", "0"], "max_tokens": 2, "temperature": 0, "n": 2}
     body = (await server.post(COMPLETIONS, request)).json()

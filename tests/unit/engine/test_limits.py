@@ -108,8 +108,17 @@ def test_truncation_cuts_prompt_and_output() -> None:
 @pytest.mark.parametrize("bad", [-1, 50, 2**31, 2**63, "x", None])
 def test_an_id_outside_the_vocabulary_is_named(bad: Any) -> None:
     with pytest.raises(RequestError, match=r"input_ids.*49") as refused:
-        prepare_prompt(request(), [1, bad], INFO, allow_auto_truncate=False)
+        prepare_prompt(request(input_ids=[1, bad]), [1, bad], INFO, allow_auto_truncate=False)
     assert refused.value.field == "input_ids"
+
+
+@pytest.mark.parametrize("field", ["prompt[3]", "messages"])
+def test_errors_name_the_field_that_the_prompt_came_from(field: str) -> None:
+    for token_ids in ([], [99], [1] * 100):
+        with pytest.raises(RequestError) as refused:
+            prepare_prompt(request(text="x", prompt_field=field), token_ids, INFO, allow_auto_truncate=False)
+        assert refused.value.field == field
+        assert field in refused.value.message or len(token_ids) == 100
 
 
 def test_the_bias_message_is_sglangs() -> None:
