@@ -144,7 +144,7 @@ def read_template_option(option: str) -> str:
     file = Path(option)
     if not file.is_file():
         raise StartupError(f"--chat-template: {option} is neither a file nor Jinja text (which contains {{{{ or {{%)")
-    text = file.read_text()
+    text = _read_text(file)
     if file.suffix != ".json":
         return text
     try:
@@ -154,6 +154,13 @@ def read_template_option(option: str) -> str:
     if not isinstance(source, str):
         raise StartupError(f'--chat-template: {file} has no string under "chat_template"')
     return source
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"--chat-template: cannot read {file}: {error}") from error
 
 
 class _GenerationBlock(Extension):

@@ -99,6 +99,14 @@ def default_sampling(
     values: dict[str, Any] = {}
     for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
         value = generation_config.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and not (name == "top_k" and value < 1):
+        if value is not None and _is_usable(name, value):
             values[name] = value
     return {**values, **(preferred or {})}
+
+
+def _is_usable(name: str, value: object) -> bool:
+    try:
+        parse_sampling_params({name: value})
+    except RequestError:
+        return False
+    return True

@@ -150,6 +150,17 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
 
+def read_chat_templates(path: str | Path) -> dict[str, str]:
+    """The chat templates of a model or tokenizer directory, as ``Tokenizer.load`` finds them.
+
+    Raises:
+        StartupError: a file cannot be read.
+    """
+    given = Path(path)
+    directory = given.parent if given.suffix == ".json" else given
+    return _chat_templates(directory, _read_json(directory / "tokenizer_config.json"))
+
+
 def _require_unicode(text: str) -> None:
     try:
         text.encode()
@@ -176,7 +187,9 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = msgspec.json.decode(file.read_bytes())
-    except msgspec.DecodeError as error:
+    except OSError as error:
+        raise StartupError(f"{file} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
         raise StartupError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise StartupError(f"{file} must hold a JSON object, not {type(content).__name__}")
@@ -219,8 +232,15 @@ def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str
             if isinstance(entry, dict) and isinstance(entry.get("template"), str):
                 templates[str(entry.get("name", "default"))] = entry["template"]
     for file in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = file.read_text()
+        templates[file.stem] = _read_text(file)
     default = directory / "chat_template.jinja"
     if default.is_file():
-        templates["default"] = default.read_text()
+        templates["default"] = _read_text(default)
     return templates
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"chat template {file} cannot be read: {error}") from error

@@ -6,6 +6,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from sglang_lite.observability.metrics import ServerMetrics
+from sglang_lite.server.absent_routes import add_absent_routes
 from sglang_lite.server.auth import auth_middleware
 from sglang_lite.server.bodies import MAX_BODY_BYTES
 from sglang_lite.server.chat_routes import add_chat_routes
@@ -51,6 +52,7 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_completion_routes(app)
     add_chat_routes(app)
     add_tokenize_routes(app)
+    add_absent_routes(app)
     if context.metrics is not None:
         collector = engine_collector(context, context.metrics)
         context.metrics.register(collector)

@@ -7,6 +7,7 @@ import hmac
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from sglang_lite.server.absent_routes import ADMINISTRATION
 from sglang_lite.server.errors import json_response
 
 _OPEN_PREFIXES = ("/health", "/ready", "/metrics")
@@ -16,18 +17,16 @@ _ADMIN_OPTIONAL = frozenset(
         "/pause_generation",
         "/continue_generation",
         "/flush_cache",
-        "/update_weights_from_disk",
-        "/update_weight_version",
-        "/get_weights_by_name",
-        "/start_profile",
-        "/stop_profile",
+        *ADMINISTRATION,
     }
 )
 
 
 def _matches(authorization: str, key: str) -> bool:
     scheme, _, token = authorization.partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), key.encode())
+    # Bytes of a header that are no UTF-8 arrive as lone surrogates.
+    given = token.strip().encode("utf-8", "surrogateescape")
+    return scheme.lower() == "bearer" and hmac.compare_digest(given, key.encode("utf-8", "surrogateescape"))
 
 
 def is_allowed(method: str, path: str, authorization: str, api_key: str | None, admin_api_key: str | None) -> bool:

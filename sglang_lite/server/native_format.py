@@ -42,7 +42,6 @@ class NativeWriter:
         self._form = form
         self._requests = requests
         self._started_at = time.time()
-        self._first_token_at: dict[int, float] = {}
         # (characters, tokens) that the stream of each sequence has shown.
         self._sent = [(0, 0)] * len(requests)
         token_text = form.tokenizer.token_text if form.tokenizer is not None and form.text_in_logprobs else None
@@ -59,8 +58,13 @@ class NativeWriter:
     def result(self, index: int, output: GenerationOutput) -> dict[str, Any]:
         """The whole object for sequence ``index``."""
         body = generation_result(output, self._options[index])
-        # The list lives on while a snapshot waits for a slow reader.
+        # The lists live on while a snapshot waits for a slow reader.
         del body["output_ids"][output.completion_tokens :]
+        for name in _PER_TOKEN_LISTS:
+            if name in body["meta_info"]:
+                del body["meta_info"][name][output.completion_tokens :]
+        if "output_token_logprobs" in body["meta_info"]:
+            body["meta_info"]["output_token_logprobs_length"] = len(body["meta_info"]["output_token_logprobs"])
         if output.finish_reason is not None:
             self._add_ending(index, output, body)
         return body
@@ -78,13 +82,14 @@ class NativeWriter:
             body["prompt_token_ids"] = self._prompt_ids(index)
         body["meta_info"]["response_sent_to_client_ts"] = now
         if self._form.with_timings:
-            first = self._first_token_at.get(index, now)
+            finished = now if output.finished_at is None else output.finished_at
+            first = finished if output.first_token_at is None else output.first_token_at
             made = output.completion_tokens - 1
             body["meta_info"] |= {
                 "request_received_ts": self._started_at,
-                "request_finished_ts": now,
+                "request_finished_ts": finished,
                 "first_token_latency": first - self._started_at,
-                "decode_throughput": made / (now - first) if made > 0 and now > first else None,
+                "decode_throughput": made / (finished - first) if made > 0 and finished > first else None,
             }
 
     def _prompt_ids(self, index: int) -> list[int]:
@@ -111,8 +116,6 @@ class NativeWriter:
 
     def events(self, index: int, output: GenerationOutput) -> Iterator[Any]:
         """One event a snapshot, unless it shows nothing new."""
-        if output.completion_tokens > 0:
-            self._first_token_at.setdefault(index, time.time())
         sent, now = self._sent[index], (len(output.text), output.completion_tokens)
         if output.finish_reason is None and now == sent:
             return

@@ -23,6 +23,7 @@ from sglang_lite.server.app import make_app
 from sglang_lite.server.context import Phase, ServerContext
 from sglang_lite.server.health_routes import probe
 from sglang_lite.server.heartbeat import watch_heartbeat
+from sglang_lite.server.preflight import check_text_side
 from sglang_lite.types import RequestError, StartupError
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,9 @@ def run_server(config: ServerConfig) -> int:
         The exit code: 0 after a signal, not 0 when the engine died.
 
     Raises:
-        StartupError: the engine or the port cannot be had; nothing is left running.
+        StartupError: a default is wrong, or the engine or the port cannot be had; nothing is left running.
     """
+    check_text_side(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
 
@@ -230,11 +232,13 @@ def launch_command(arguments: list[str]) -> str:
     hide_next = False
     for word in arguments:
         name, equals, _ = word.partition("=")
+        # Options may be abbreviated: --admin is --admin-api-key.
+        is_secret = len(name) > 2 and any(flag.startswith(name) for flag in _SECRET_FLAGS)
         if hide_next:
             shown.append("******")
-        elif name in _SECRET_FLAGS and equals:
+        elif is_secret and equals:
             shown.append(f"{name}=******")
         else:
             shown.append(word)
-        hide_next = not hide_next and name in _SECRET_FLAGS and not equals
+        hide_next = not hide_next and is_secret and not equals
     return " ".join(shown)

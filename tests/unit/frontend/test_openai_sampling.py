@@ -90,5 +90,8 @@ def test_model_defaults() -> None:
     config = {"temperature": 0.6, "top_k": 0, "top_p": 0.95, "do_sample": True, "eos_token_id": 2, "min_p": "x"}
     defaults = default_sampling(config, {"top_p": 0.5})
     assert defaults == {"temperature": 0.6, "top_p": 0.5}
+    assert default_sampling({"temperature": -1, "top_p": 0, "min_p": "x", "repetition_penalty": 1.1}) == {
+        "repetition_penalty": 1.1
+    }
     params = chat_sampling({"temperature": 0.1}, defaults=defaults)
     assert (params.temperature, params.top_p) == (0.1, 0.5)

@@ -24,6 +24,8 @@ from tests.support.fake_engine import FakeEngine
     [
         ("/generate", (None, None), "", True),
         ("/generate", ("user", None), "Bearer user", True),
+        ("/generate", ("user", None), "Bearer \udcff", False),
+        ("/generate", ("ké", None), "Bearer ké", True),
         ("/generate", ("user", None), "Bearer other", False),
         ("/generate", ("user", None), "Bearer üser", False),
         ("/generate", ("user", None), "", False),
@@ -127,3 +129,4 @@ def test_ranks() -> None:
 def test_secrets_are_not_shown() -> None:
     shown = launch_command(["serve", "--api-key", "secret", "--admin-api-key=hidden", "--port", "1"])
     assert shown == "serve --api-key ****** --admin-api-key=****** --port 1"
+    assert launch_command(["--admin", "hidden", "--api=secret", "-a"]) == "--admin ****** --api=****** -a"

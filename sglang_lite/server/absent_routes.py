@@ -1,0 +1,69 @@
+"""Endpoints of SGLang, OpenAI, Anthropic and Ollama that are not built: 501 with the reason, never a stand-in."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from sglang_lite.server.errors import json_response
+from sglang_lite.types import RequestError
+
+ADMINISTRATION = (
+    "/update_weights_from_disk",
+    "/update_weight_version",
+    "/get_weights_by_name",
+    "/start_profile",
+    "/stop_profile",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+    "/set_internal_state",
+    "/load_lora_adapter",
+    "/unload_lora_adapter",
+)
+"""Absent endpoints that need the administrator's key where one is set."""
+
+_ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
+_OTHERS = (
+    "/v1/embeddings",
+    "/v1/classify",
+    "/v1/score",
+    "/v1/rerank",
+    "/rerank",
+    "/encode",
+    "/classify",
+    "/v1/responses",
+    "/v1/responses/{response}",
+    "/v1/responses/{response}/cancel",
+    "/v1/audio/transcriptions",
+    "/api/chat",
+    "/api/generate",
+    "/api/tags",
+    "/api/show",
+    "/open_session",
+    "/close_session",
+    "/parse_function_call",
+    "/separate_reasoning",
+    "/vertex_generate",
+)
+
+
+def _reason(request: web.Request) -> str:
+    return f"{request.path[:200]} is not supported by this version of sglang-lite"
+
+
+async def absent(request: web.Request) -> web.Response:
+    """Say that the endpoint is known and not there."""
+    raise RequestError(_reason(request), status=501)
+
+
+async def absent_anthropic(request: web.Request) -> web.Response:
+    """The same in Anthropic's envelope."""
+    error = {"type": "error", "error": {"type": "api_error", "message": _reason(request)}}
+    return json_response(error, 501)
+
+
+def add_absent_routes(app: web.Application) -> None:
+    """Register the routes of this module, for every method."""
+    for path in (*ADMINISTRATION, *_OTHERS):
+        app.router.add_route("*", path, absent)
+    for path in _ANTHROPIC:
+        app.router.add_route("*", path, absent_anthropic)

@@ -1,0 +1,34 @@
+"""Checks of what only the front uses: before the engine is started, so that no weights are read in vain."""
+
+from __future__ import annotations
+
+from sglang_lite.config import ServerConfig
+from sglang_lite.frontend.chat_template import ChatTemplate, parse_template_variables, read_template_option
+from sglang_lite.frontend.tokenizer import read_chat_templates
+from sglang_lite.frontend.validation import parse_sampling_params
+from sglang_lite.types import RequestError, StartupError
+
+
+def check_text_side(config: ServerConfig) -> None:
+    """Check the chat template and the defaults that every request gets.
+
+    Args:
+        config: prepared by ``startup.prepare``.
+
+    Raises:
+        StartupError: the template is not valid, or a default would be refused in a request.
+    """
+    if not config.skip_tokenizer_init:
+        if config.chat_template is None:
+            templates = read_chat_templates(config.effective_tokenizer_path)
+        else:
+            templates = {"default": read_template_option(config.chat_template)}
+        ChatTemplate(templates)
+    try:
+        parse_template_variables(config.default_chat_template_kwargs)
+    except RequestError as error:
+        raise StartupError(f"--default-chat-template-kwargs: {error.message}") from error
+    try:
+        parse_sampling_params(config.preferred_sampling_params)
+    except RequestError as error:
+        raise StartupError(f"--preferred-sampling-params: {error.message}") from error

@@ -1,0 +1,47 @@
+"""Endpoints that are not built say so, in the words of their API."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fake_engine import FakeEngine
+from tests.unit.server.test_routes import serving
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/embeddings"),
+        ("POST", "/v1/responses"),
+        ("GET", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+        ("POST", "/v1/rerank"),
+        ("PUT", "/v1/rerank"),
+        ("POST", "/v1/score"),
+        ("POST", "/v1/classify"),
+        ("POST", "/encode"),
+        ("POST", "/api/chat"),
+        ("GET", "/api/tags"),
+        ("POST", "/update_weights_from_disk"),
+        ("GET", "/start_profile"),
+    ],
+)
+async def test_absent_endpoints_are_501(method: str, path: str) -> None:
+    async with serving(FakeEngine()) as (client, _):
+        response = await client.request(method, path, json={"input": "x"})
+        body = await response.json()
+    assert response.status == 501
+    assert path in (body["message"] if "message" in body else body["error"]["message"])
+
+
+async def test_anthropic_errors_have_their_envelope() -> None:
+    async with serving(FakeEngine()) as (client, _):
+        response = await client.post("/v1/messages", json={})
+        body = await response.json()
+    assert (response.status, body["type"], body["error"]["type"]) == (501, "error", "api_error")
+
+
+async def test_absent_operator_endpoints_need_the_admin_key() -> None:
+    async with serving(FakeEngine(admin_api_key="root")) as (client, _):
+        assert (await client.post("/update_weights_from_disk", json={})).status == 401
+        assert (await client.post("/v1/embeddings", json={})).status == 501
