@@ -18,7 +18,7 @@ from sglang_lite.types import RequestError
 
 MAX_STOPS = 32
 MAX_STOP_LENGTH = 8192
-"""Characters in one stop string; bounds the work of a token."""
+"""Characters in all stop strings of a request; bounds the work of a token."""
 MAX_PATTERN_BYTES = 256
 MAX_PROGRAM_SIZE = 1024
 """Instructions of all compiled patterns of one request."""

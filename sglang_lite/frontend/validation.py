@@ -179,10 +179,9 @@ def _check_stops(read: Mapping[str, Any]) -> None:
     for stop in stops:
         if not stop:
             raise RequestError("stop must not contain an empty string; leave it out to set no stop", field="stop")
-        if len(stop) > MAX_STOP_LENGTH:
-            raise RequestError(
-                f"stop holds a string of {len(stop)} characters, over the limit of {MAX_STOP_LENGTH}", field="stop"
-            )
+    length = sum(map(len, stops))
+    if length > MAX_STOP_LENGTH:
+        raise RequestError(f"stop holds {length} characters in all, over the limit of {MAX_STOP_LENGTH}", field="stop")
     patterns = read.get("stop_regex", ())
     if len(patterns) > MAX_STOPS:
         raise RequestError(

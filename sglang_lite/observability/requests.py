@@ -31,6 +31,8 @@ class SnapshotLike(Protocol):
     def cached_tokens(self) -> int: ...
     @property
     def finish_reason(self) -> FinishLike | None: ...
+    @property
+    def first_token_at(self) -> float | None: ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -143,7 +145,8 @@ class RequestTracker:
         self._last: SnapshotLike | None = None
 
     def __enter__(self) -> RequestTracker:
-        self._started_at = time.perf_counter()
+        # The clock of the snapshots.
+        self._started_at = time.time()
         self._series.native.requests.inc()
         self._series.native.in_flight.inc()
         return self
@@ -154,13 +157,16 @@ class RequestTracker:
         new_tokens = output.completion_tokens - self._tokens
         if new_tokens <= 0:
             return
-        now = time.perf_counter()
+        now = time.time()
         if self._tokens == 0:
-            self._first_at = now
-            self._series.time_to_first_token.observe(now - self._started_at)
-            self._series.native.time_to_first_token.observe(now - self._started_at)
-        else:
-            interval = (now - self._last_at) / new_tokens
+            # A reply that is not streamed has one snapshot, long after its first token.
+            first = now if output.first_token_at is None else output.first_token_at
+            self._first_at = self._last_at = first
+            self._series.time_to_first_token.observe(max(0.0, first - self._started_at))
+            self._series.native.time_to_first_token.observe(max(0.0, first - self._started_at))
+            new_tokens -= 1
+        if new_tokens:
+            interval = max(0.0, now - self._last_at) / new_tokens
             for _ in range(new_tokens):
                 self._series.inter_token.observe(interval)
         self._tokens = output.completion_tokens
@@ -169,9 +175,9 @@ class RequestTracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        native, now = self._series.native, time.perf_counter()
+        native, seconds = self._series.native, max(0.0, time.time() - self._started_at)
         native.in_flight.dec()
-        native.duration.observe(now - self._started_at)
+        native.duration.observe(seconds)
         if self._last is not None:
             self._count_tokens(self._last)
         reason: Any = self._last.finish_reason if self._last is not None else None
@@ -180,9 +186,10 @@ class RequestTracker:
             self._series.aborted.inc()
             return
         self._series.requests.inc()
-        self._series.end_to_end.observe(now - self._started_at)
+        self._series.end_to_end.observe(seconds)
         if self._tokens > 1:
-            self._series.time_per_output_token.observe((self._last_at - self._first_at) / (self._tokens - 1))
+            seconds = max(0.0, self._last_at - self._first_at)
+            self._series.time_per_output_token.observe(seconds / (self._tokens - 1))
 
     def _count_tokens(self, output: SnapshotLike) -> None:
         series, native = self._series, self._series.native

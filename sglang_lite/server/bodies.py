@@ -53,12 +53,16 @@ async def read_object(request: web.Request, *, optional: bool = False) -> dict[s
     """The JSON object in the body of ``request``; with ``optional`` an absent body counts as an empty object.
 
     Raises:
-        RequestError: not a JSON object; on ``/v1`` routes also a content type other than application/json.
+        RequestError: not a JSON object, or not encoded as the headers say; on ``/v1`` routes also a content type
+            other than application/json.
         web.HTTPRequestEntityTooLarge: more than the application's limit.
     """
     if optional and not request.can_read_body:
         return {}
-    body = await request.read()
+    try:
+        body = await request.read()
+    except web.RequestPayloadError as error:
+        raise RequestError(f"the request body cannot be read: {str(error) or type(error).__name__}") from error
     if optional and not body.strip():
         return {}
     if request.path.startswith("/v1/") and request.content_type != "application/json":

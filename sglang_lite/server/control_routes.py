@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from sglang_lite.frontend.fields import describe
 from sglang_lite.server.bodies import read_object
 from sglang_lite.server.context import context_of
 from sglang_lite.server.errors import json_response
@@ -19,14 +20,16 @@ async def abort_request(request: web.Request) -> web.Response:
     engine, body = context_of(request).engine, await read_object(request)
     abort_all = body.get("abort_all")
     if abort_all is not None and not isinstance(abort_all, bool):
-        raise RequestError(f"abort_all must be a boolean, got {abort_all!r:.50}", field="abort_all")
+        raise RequestError(f"abort_all must be a boolean, got {describe(abort_all)}", field="abort_all")
     if abort_all:
         count = await engine.abort_all()
         return json_response({"success": True, "message": f"Aborted {count} requests."})
-    name = "rid" if body.get("rid") is not None else "request_id"
+    name = "request_id" if body.get("rid") is None and body.get("request_id") is not None else "rid"
     request_id = body.get(name)
     if not isinstance(request_id, str) or not request_id:
-        raise RequestError(f"rid must be a non-empty string (or set abort_all), got {request_id!r:.50}", field="rid")
+        raise RequestError(
+            f"{name} must be a non-empty string (or set abort_all), got {describe(request_id)}", field=name
+        )
     found = engine.abort(request_id)
     for prefix in _SHOWN_PREFIXES:
         # The OpenAI routes show a caller's id with a prefix; either spelling ends the request.
@@ -40,11 +43,11 @@ async def abort_request(request: web.Request) -> web.Response:
 async def pause_generation(request: web.Request) -> web.Response:
     """Stop generating: ``abort`` ends what runs, ``retract`` frees its pages, ``in_place`` freezes it."""
     context, body = context_of(request), await read_object(request)
-    mode = body.get("mode", "abort")
+    mode = "abort" if body.get("mode") is None else body["mode"]
     if mode not in _PAUSE_MODES:
-        raise RequestError(f"mode must be one of {', '.join(_PAUSE_MODES)}, got {mode!r:.50}", field="mode")
-    context.paused = True
+        raise RequestError(f"mode must be one of {', '.join(_PAUSE_MODES)}, got {describe(mode)}", field="mode")
     await context.engine.pause(mode)
+    context.paused = True
     return json_response({"message": "Generation paused successfully.", "status": "ok", "success": True})
 
 

@@ -108,6 +108,13 @@ async def prefill_prompts(
     return await _last_outputs(context, prompts, context.engine.generate)
 
 
+def _of_their_prompts(
+    requests: Sequence[GenerateRequest], prompts: Sequence[GenerationOutput], choices: int
+) -> list[GenerationOutput]:
+    """Results of choices that never ran, because computing their prompts was aborted."""
+    return [replace(prompts[index // choices], request_id=request.request_id) for index, request in enumerate(requests)]
+
+
 async def collect(
     context: ServerContext, requests: Sequence[GenerateRequest], choices: int = 1
 ) -> list[GenerationOutput]:
@@ -118,7 +125,7 @@ async def collect(
     """
     prompts = await prefill_prompts(context, requests, choices)
     if any(map(_is_aborted, prompts)):
-        return [prompts[index // choices] for index in range(len(requests))]
+        return _of_their_prompts(requests, prompts, choices)
     outputs = await _last_outputs(context, requests, partial(run_sequence, context))
     for index, output in enumerate(outputs if prompts else ()):
         output.cached_tokens = prompts[index // choices].cached_tokens
@@ -153,7 +160,8 @@ class MergedStream:
             return self
         self._prompts = await prefill_prompts(self._context, self._requests, self._choices)
         if any(map(_is_aborted, self._prompts)):
-            self._newest = {index: self._prompts[index // self._choices] for index in range(len(self._requests))}
+            outputs = _of_their_prompts(self._requests, self._prompts, self._choices)
+            self._newest = dict(enumerate(outputs))
             self._ready.extend(self._newest)
             return self
         self._running = len(self._requests)

@@ -65,14 +65,20 @@ def _queues_section(load: LoadSnapshot) -> dict[str, Any]:
 
 def _wanted_sections(include: str | None) -> set[str]:
     """Raises RequestError for a section that does not exist."""
-    if include is None:
-        return set(_SECTIONS)
-    names = {name.strip() for name in include.split(",") if name.strip()}
+    names = {name.strip() for name in (include or "all").split(",") if name.strip()}
     unknown = sorted(names - {*_SECTIONS, "all"})
     if unknown:
         allowed = ", ".join((*_SECTIONS, "all"))
         raise RequestError(f"Invalid include sections: {', '.join(unknown)[:200]}; allowed: {allowed}", field="include")
     return set(_SECTIONS) if "all" in names else names
+
+
+def _wanted_rank(text: str | None) -> int:
+    """Raises RequestError for a rank that is no integer."""
+    try:
+        return 0 if text is None else int(text)
+    except ValueError:
+        raise RequestError(f"dp_rank must be an integer, got {text!r:.50}", field="dp_rank") from None
 
 
 def _load_entry(load: LoadSnapshot, info: EngineInfo, sections: set[str]) -> dict[str, Any]:
@@ -97,11 +103,9 @@ async def loads(request: web.Request) -> web.Response:
     """The load of every replica. ``include`` picks sections, ``format=prometheus`` changes the format."""
     context, query = context_of(request), request.query
     sections = _wanted_sections(query.get("include"))
-    rank = query.get("dp_rank")
-    if rank is not None and not rank.lstrip("-").isdecimal():
-        raise RequestError(f"dp_rank must be an integer, got {rank[:50]!r}", field="dp_rank")
+    rank = _wanted_rank(query.get("dp_rank"))
     load = await context.engine.loads()
-    entries = [] if rank is not None and int(rank) != 0 else [_load_entry(load, context.engine.info, sections)]
+    entries = [] if rank else [_load_entry(load, context.engine.info, sections)]
     if query.get("format") == "prometheus":
         text = "".join(f"{line}\n" for entry in entries for line in _prometheus_lines(entry))
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})

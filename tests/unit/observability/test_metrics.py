@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -47,6 +48,18 @@ def test_finished_request() -> None:
     assert values(metrics, "sglang_requests_total") == {"": 1}
     assert values(metrics, "sglang_requests_failed_total") == {"": 0}
     assert values(metrics, "sglang_requests_in_flight") == {"": 0}
+
+
+def test_a_reply_in_one_piece_has_the_latency_of_its_first_token() -> None:
+    metrics = ServerMetrics("m")
+    with metrics.track(streaming=False) as tracker:
+        began = time.time()
+        last = output(5, "length")
+        last.first_token_at = began + 10
+        tracker.observe(last)
+    assert sum(values(metrics, "sglang:time_to_first_token_seconds_sum").values()) == pytest.approx(10, abs=1)
+    assert sum(values(metrics, "sglang_time_to_first_token_seconds_sum").values()) == pytest.approx(10, abs=1)
+    assert sum(values(metrics, "sglang:inter_token_latency_seconds_count").values()) == 4
 
 
 @pytest.mark.parametrize("case", ["left", "aborted", "raised"])
