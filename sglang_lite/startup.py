@@ -59,6 +59,7 @@ def check_options(config: ServerConfig) -> None:
     Raises:
         StartupError: names the options and their values.
     """
+    _check_keys(config)
     _check_pool(config)
     _check_grpc(config)
     if config.served_model_name is not None and ":" in config.served_model_name:
@@ -142,6 +143,13 @@ def check_port(config: ServerConfig) -> None:
         raise StartupError(
             f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose another --host or --port"
         ) from error
+
+
+def _check_keys(config: ServerConfig) -> None:
+    """An empty key is a variable that was not filled in: serving without any check is not what was meant."""
+    for name, key in (("--api-key", config.api_key), ("--admin-api-key", config.admin_api_key)):
+        if key is not None and not key.strip():
+            raise StartupError(f"{name} is empty; give a key, or leave the option out to serve without one")
 
 
 def _check_chat_template(option: str | None) -> None:

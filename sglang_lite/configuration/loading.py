@@ -110,7 +110,9 @@ def read_file(path: Path) -> ParsedOptions:
 
 
 def _take(result: ParsedOptions, names: Mapping[str, str], name: str, value: Any) -> None:
-    """Sort one entry of a file into ``result``."""
+    """Sort one entry of a file into ``result``; null is an option that is not set."""
+    if value is None:
+        return
     if name in names:
         result.fields[names[name]] = value
     elif name in POINTERS or find_known(name) is not None:

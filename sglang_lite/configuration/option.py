@@ -7,6 +7,8 @@ from typing import Any
 
 from sglang_lite.configuration import values
 
+_LARGEST = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -39,6 +41,8 @@ class Option:
         """
         if value is None:
             return None
+        if isinstance(value, int | float) and self.convert in values.TEXTS:
+            value = str(value)  # a YAML file may hold a key or a name without quotes
         if isinstance(value, str):
             value = self.convert(value)
         if self.choices is not None and value not in self.choices:
@@ -49,6 +53,8 @@ class Option:
         return value
 
     def _check_bounds(self, value: float) -> None:
+        if not -_LARGEST <= value <= _LARGEST:  # also when it is not a number at all
+            raise ValueError(f"invalid value: {value} (must be finite, and at most {_LARGEST})")
         if self.minimum is not None and value < self.minimum:
             raise ValueError(f"invalid value: {value} (must be at least {self.minimum:g})")
         if self.more_than is not None and value <= self.more_than:

@@ -128,3 +128,7 @@ def lower_text(value: str) -> str:
 def device_name(value: str) -> str:
     """A device; an index suffix such as ``cuda:0`` is dropped (``--base-gpu-id`` chooses the ordinal)."""
     return re.sub(r":\d+$", "", value.strip().lower())
+
+
+TEXTS: tuple[Converter, ...] = (text, lower_text, device_name, port_range)
+"""Converters whose result is text."""

@@ -168,12 +168,27 @@ def test_wrong_environment_names_the_variable(
         ("dtype: int3\n", "argument --dtype: invalid choice: 'int3'"),
         ("runtime-backend: cuda\n", "use --device"),
         ("enable-lora: true\n", "not supported by sglang-lite"),
+        ("mem_fraction_static: .nan\n", "argument --mem-fraction-static: invalid value: nan"),
+        ("drain_timeout: .inf\n", "argument --drain-timeout: invalid value: inf"),
+        ("page_size: 99999999999999999999\n", "argument --page-size: invalid value"),
     ],
 )
 def test_wrong_files(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "server.yaml"
     file.write_text(text, encoding="utf-8")
     assert message in refused([*BASE, "--config", str(file)], capsys)
+
+
+def test_files_may_leave_options_empty_and_texts_unquoted(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(
+        "dtype: null\nport:\nquantization: null\nfuture:\nserved-model-name: 123\napi_key: 4.5\n"
+        "disaggregation_zmq_ports: 9000\n",
+        encoding="utf-8",
+    )
+    config = load_config([*BASE, "--config", str(file)])
+    assert (config.dtype, config.port, config.unknown_flags) == ("auto", 30000, {})
+    assert (config.served_model_name, config.api_key, config.disaggregation_zmq_ports) == ("123", "4.5", "9000")
 
 
 def test_json_round_trip_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:

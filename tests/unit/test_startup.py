@@ -74,6 +74,8 @@ def test_device_without_provider(device: str) -> None:
         ({"chunked_prefill_size": 0}, "--chunked-prefill-size 0"),
         ({"num_reserved_decode_tokens": 100}, "100 token slots are not divisible by --page-size 16"),
         ({"num_reserved_decode_tokens": 0}, "0 token slots"),
+        ({"api_key": ""}, "--api-key is empty"),
+        ({"admin_api_key": " "}, "--admin-api-key is empty"),
         ({"served_model_name": "a:b"}, "--served-model-name 'a:b'"),
         ({"chat_template": "/nonexistent.jinja"}, "/nonexistent.jinja"),
         ({"nnodes": 2}, "--nnodes 2 must divide --tp-size 1"),
