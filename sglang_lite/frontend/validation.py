@@ -28,6 +28,8 @@ MAX_SAMPLES = 256
 """Largest ``n``."""
 GREEDY_TEMPERATURE = 1e-6
 """Temperatures below this one mean greedy."""
+_MOST_TOKENS = 2**31 - 1
+"""More than any context has; counts of tokens are 32-bit numbers in the engine."""
 
 _READERS: dict[str, Callable[[str, object], Any]] = {
     "max_new_tokens": read_int,
@@ -142,8 +144,9 @@ def _check_lengths(read: Mapping[str, Any], *, allow_zero_tokens: bool) -> None:
     if limit is not None and limit < lowest:
         raise RequestError(f"max_new_tokens must be at least {lowest}, got {limit}.", field="max_new_tokens")
     minimum = read.get("min_new_tokens", 0)
-    if minimum < 0 or (limit is not None and minimum > limit):
-        bound = "max_new_tokens" if limit is None else f"max_new_tokens({limit})"
+    most = _MOST_TOKENS if limit is None else limit
+    if not 0 <= minimum <= most:
+        bound = str(most) if limit is None else f"max_new_tokens({limit})"
         raise RequestError(f"min_new_tokens must be in [0, {bound}], got {minimum}.", field="min_new_tokens")
 
 

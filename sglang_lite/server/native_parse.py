@@ -189,7 +189,7 @@ def _requests(context: ServerContext, batch: _Batch, prompts: list[Prompt], *, s
                     top_logprobs_num=top or 0,
                     token_ids_logprob=extra_ids[item],
                     priority=priority,
-                    namespace=namespace_of(batch.body, item),
+                    namespace=namespace_of(batch.body, item, batch.count),
                 )
             )
     return requests

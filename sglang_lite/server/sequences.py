@@ -20,6 +20,9 @@ _INT64 = 2**63
 MAX_SEQUENCES = 8192
 """Most sequences (prompts times choices) of one request: each costs some kilobytes before it runs."""
 
+MAX_SALT_LENGTH = 1024
+"""Characters of a salt: it is kept for as long as a page is cached under it."""
+
 Prompt = str | list[int]
 
 
@@ -38,16 +41,25 @@ def check_count(prompts: int, choices: int, field: str) -> int:
     return prompts * choices
 
 
-def namespace_of(body: Mapping[str, Any], index: int = 0) -> str:
-    """The prefix-cache name space that ``cache_salt`` and ``extra_key`` ask for; either may be a list by prompt."""
+def namespace_of(body: Mapping[str, Any], index: int = 0, count: int = 1) -> str:
+    """The prefix-cache name space that ``cache_salt`` and ``extra_key`` ask for; either may be a list by prompt.
+
+    Raises:
+        RequestError: not text, too long, or a list of another length than ``count``, the number of prompts.
+    """
     parts = []
     for name in ("cache_salt", "extra_key"):
         value = body.get(name)
         if isinstance(value, list):
-            value = value[index] if index < len(value) else None
-        parts.append("" if value is None else read_str(name, value))
-    # A separator that keeps ("ab", "") and ("a", "b") apart.
-    return "\x1f".join(parts) if any(parts) else ""
+            if len(value) != count:
+                raise RequestError(f"{name} has {len(value)} entries for {count} prompts", field=name)
+            value = value[index]
+        text = "" if value is None else read_str(name, value)
+        if len(text) > MAX_SALT_LENGTH:
+            raise RequestError(f"{name} has {len(text)} characters, over the limit of {MAX_SALT_LENGTH}", field=name)
+        parts.append(text)
+    # The length keeps ("ab", "") and ("a", "b") apart, whatever they consist of.
+    return f"{len(parts[0])}:{parts[0]}{parts[1]}" if any(parts) else ""
 
 
 def read_priority(body: Mapping[str, Any]) -> int:
@@ -110,7 +122,7 @@ def build_sequences(
                 logprob_start_len=logprob_start_len,
                 top_logprobs_num=top_logprobs_num,
                 priority=priority,
-                namespace=namespace_of(body, index // choices),
+                namespace=namespace_of(body, index // choices, len(prompts)),
             )
         )
     return sequences

@@ -87,7 +87,11 @@ def test_choices_have_seeds_of_their_own() -> None:
 def test_name_spaces() -> None:
     assert namespace_of({}) == ""
     assert namespace_of({"cache_salt": "ab"}) != namespace_of({"cache_salt": "a", "extra_key": "b"})
-    assert namespace_of({"cache_salt": ["x", "y"]}, 1) == namespace_of({"cache_salt": "y"})
+    assert namespace_of({"cache_salt": "a", "extra_key": "b\x1f"}) != namespace_of({"cache_salt": "a\x1fb"})
+    assert namespace_of({"cache_salt": ["x", "y"]}, 1, 2) == namespace_of({"cache_salt": "y"})
+    for wrong in ({"cache_salt": ["x"]}, {"extra_key": "x" * 1025}):
+        with pytest.raises(RequestError, match=next(iter(wrong))):
+            namespace_of(wrong, 0, 2)
 
 
 @pytest.mark.parametrize(
