@@ -61,12 +61,21 @@ class CpuAttention:
         reader = self._prepare(geometry)
         num_decode = batch.num_decode
         table = batch.page_table.numpy()
+        if self._workspace is not None:
+            # A page that changes hands is written from its first slot on (or copied as a whole, see pages_copied).
+            slots = batch.slot_mapping.numpy()
+            self._workspace.drop_rewritten(slots[slots % geometry.page_size == 0] // geometry.page_size)
         prefill = plan_prefill(reader, batch, table) if num_decode < len(batch.kv_lens) else []
         if prefill and batch.rows is not None and self._workspace is not None:
             self._workspace.forget(batch.rows[num_decode:])
         decode = self._plan_decode(reader, batch, table[:num_decode]) if num_decode else None
         self._is_unfinished = True
         return CpuAttentionPlan(reader.slot_rows(batch.slot_mapping), num_decode, decode, prefill)
+
+    def pages_copied(self, destination: Tensor) -> None:
+        """Pages int64[C] were overwritten outside of a step."""
+        if self._workspace is not None:
+            self._workspace.drop_rewritten(destination.numpy())
 
     def _prepare(self, geometry: KVGeometry) -> PoolReader:
         if self._reader is None or self._reader.geometry != geometry:

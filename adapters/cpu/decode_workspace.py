@@ -75,6 +75,7 @@ class DecodeWorkspace:
         self._budget = budget
         self._slabs: dict[int, Slab] = {}
         self._prefixes: list[SharedPrefix] = []
+        self._in_prefix = np.zeros(geometry.num_pages, dtype=np.bool_)
         self._step = 0
         self._resize(0)
 
@@ -91,6 +92,7 @@ class DecodeWorkspace:
         """Drop everything, memory included: after a step that did not come to its end."""
         self._slabs.clear()
         self._prefixes.clear()
+        self._in_prefix.fill(False)
         self._resize(len(self._slot))
 
     @property
@@ -103,6 +105,19 @@ class DecodeWorkspace:
         self._reserve(rows)
         for row in rows[self._capacity[rows] != NOWHERE].tolist():
             self._release(row)
+
+    def drop_rewritten(self, pages: Array) -> None:
+        """Drop the prefixes with any of these pages (int64[k]): they have new owners, and get new contents.
+
+        The rows behind such a prefix have ended, though nobody has said so yet.
+        """
+        if not self._in_prefix[pages].any():
+            return
+        for index, prefix in enumerate(self._prefixes):
+            if np.isin(prefix.pages, pages).any():
+                for row in np.flatnonzero(self._prefix == index).tolist():
+                    self._release(row)
+        self._drop_unused_prefixes()
 
     def place(self, rows: Int32Array, lengths: Array, page_table: Array) -> Placement:
         """Find or make a place for each row of a decode step.
@@ -180,6 +195,7 @@ class DecodeWorkspace:
             if len(members) < 2 or self.num_bytes + prefix.num_bytes > self._budget:
                 continue
             self._prefixes.append(prefix)
+            self._in_prefix[prefix.pages] = True
             for member in members.tolist():
                 self._release(member)  # it held the prefix too; what is behind it is read again
                 self._attach(member, len(self._prefixes) - 1)
@@ -247,11 +263,17 @@ class DecodeWorkspace:
         held = self._capacity != NOWHERE
         for row in np.flatnonzero(held & (self._last_step < self._step - _IDLE_STEPS)).tolist():
             self._release(row)
+        self._drop_unused_prefixes()
+
+    def _drop_unused_prefixes(self) -> None:
         in_use = np.bincount(self._prefix[self._prefix != NOWHERE], minlength=len(self._prefixes)) > 0
         if not in_use.all():
             new_index = np.append(np.cumsum(in_use) - 1, NOWHERE)  # the last entry serves NOWHERE itself
             self._prefix = new_index[self._prefix]
             self._prefixes = [prefix for prefix, used in zip(self._prefixes, in_use, strict=True) if used]
+            self._in_prefix.fill(False)
+            for prefix in self._prefixes:
+                self._in_prefix[prefix.pages] = True
 
     def load(self, placement: Placement, pool: Tensor) -> None:
         """Read what a placement needs from the pool."""

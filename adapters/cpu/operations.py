@@ -112,6 +112,7 @@ class CpuOperations:
     def copy_pages(self, pool: Tensor, source: Tensor, destination: Tensor) -> None:
         """pool[destination] = pool[source] for int64[C] page indices, all layers."""
         pool.index_copy_(0, destination, pool.index_select(0, source))
+        self._attention.pages_copied(destination)
 
 
 def adjacent_heads(first: Tensor, second: Tensor) -> Tensor | None:

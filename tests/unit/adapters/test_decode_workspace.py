@@ -93,6 +93,17 @@ def test_a_shared_prefix_is_kept_once() -> None:
     assert not workspace._prefixes and workspace.num_bytes < before
 
 
+def test_a_prefix_whose_page_is_written_anew_is_dropped() -> None:
+    workspace = DecodeWorkspace(GEOMETRY, 1 << 24)
+    step(workspace, [0, 1, 2], [1040, 1050, 40], shared_pages=64)
+    assert len(workspace._prefixes) == 1
+    workspace.drop_rewritten(np.array([200, 2999, 3064]))
+    assert len(workspace._prefixes) == 1
+    workspace.drop_rewritten(np.array([5, 3063]))
+    assert not workspace._prefixes and not workspace._in_prefix.any()
+    assert [len(load.pages) for load in step(workspace, [0, 1, 2], [1041, 1051, 41], shared_pages=0).loads] == [65, 66]
+
+
 @pytest.mark.parametrize(
     ("common_pages", "expected"),
     [

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sglang_lite.adapters.base import KVGeometry
-from sglang_lite.adapters.cpu import CpuOperations
+from sglang_lite.adapters.cpu import CpuOperations, shared_prefix
 from sglang_lite.execution.executor import TorchExecutor
 from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.execution.warm_up import warm_up
@@ -97,6 +97,32 @@ def test_a_row_taken_over_by_another_request(runner: ModelRunner) -> None:
     generate(runner, maker, sequence, 1)
     sequence, first = prefilled(runner, maker, 0, PROMPT[::-1])
     assert [first, *generate(runner, maker, sequence, 3)] == expected
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["written", "copied"])
+def test_the_pages_of_a_shared_prefix_taken_over_by_another_request(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, copied: bool
+) -> None:
+    """The same pages in the same order, other tokens: a flush or an eviction and a busy moment are enough for it."""
+    monkeypatch.setattr(shared_prefix, "MIN_SHARED_TOKENS", 8)
+    monkeypatch.setattr(shared_prefix, "MIN_SAVED_TOKENS", 8)
+    maker = PlanMaker(PAGE_SIZE, NUM_PAGES)
+    later, first = prefilled(runner, maker, 3, PROMPT[::-1])
+    expected = [first, *generate(runner, maker, later, 4)]
+
+    earlier, _ = prefilled(runner, maker, 0, PROMPT)
+    sharing = PlannedSequence(1, list(earlier.pages[:2]), 8)
+    runner.run(maker.plan([], [(sharing, PROMPT[8:])]))
+    for _ in range(2):
+        runner.run(maker.plan([earlier, sharing]))
+    if copied:
+        again = PlannedSequence(2, list(earlier.pages[:2]), 8)
+        copies = np.array(list(zip(later.pages[:2], again.pages, strict=True)), dtype=np.int32)
+        result = runner.run(replace(maker.plan([], [(again, PROMPT[::-1][8:])]), page_copies=copies))
+    else:
+        again = PlannedSequence(2, list(earlier.pages[:2]))
+        result = runner.run(maker.plan([], [(again, PROMPT[::-1])]))
+    assert [int(result.tokens[0]), *generate(runner, maker, again, 4)] == expected
 
 
 def test_a_step_that_failed_on_its_way_leaves_no_trace(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
