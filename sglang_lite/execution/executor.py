@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import torch
 
@@ -28,6 +28,7 @@ class TorchExecutor:
         self._num_threads = num_threads
         self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
         self._results: SimpleQueue[StepOutput | ExecutionError] = SimpleQueue()
+        self._arrived: StepOutput | ExecutionError | None = None
         self._in_flight = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="executor", daemon=True)
@@ -49,11 +50,21 @@ class TorchExecutor:
         """
         if not self._in_flight:
             raise RuntimeError("collect() without a submitted plan")
-        result = self._results.get()
+        result = self._results.get() if self._arrived is None else self._arrived
+        self._arrived = None
         self._in_flight -= 1
         if isinstance(result, ExecutionError):
             raise result
         return result
+
+    def wait(self, timeout: float) -> bool:
+        """Whether ``collect`` would return at once; waits up to ``timeout`` seconds for that."""
+        if self._arrived is None:
+            try:
+                self._arrived = self._results.get(timeout=timeout)
+            except Empty:
+                return False
+        return True
 
     @property
     def in_flight(self) -> int:

@@ -9,6 +9,8 @@ from torch import Tensor
 from sglang_lite.scheduler.plan import SamplingColumns
 from sglang_lite.types import Int32Array
 
+_NO_SLOT = -1
+
 
 class OutputCounts:
     """How often each token was generated, for the rows that have a penalty. Other rows cost nothing.
@@ -20,11 +22,16 @@ class OutputCounts:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
-        self._slot_of_row: dict[int, int] = {}
+        self._slot_of_row: Int32Array = np.empty(0, dtype=np.int32)
+        self._num_slots = 0
 
     def restart(self, row: int, output_tokens: Int32Array) -> None:
         """Count the output of a request that takes over a row, or comes back after a preemption."""
-        slot = self._slot_of_row.setdefault(row, len(self._slot_of_row))
+        self._reserve(row + 1)
+        slot = int(self._slot_of_row[row])
+        if slot == _NO_SLOT:
+            self._slot_of_row[row] = slot = self._num_slots
+            self._num_slots += 1
         if slot >= self._counts.shape[0]:
             grown = self._counts.new_zeros(max(4, 2 * self._counts.shape[0]), self._vocab_size)
             grown[: self._counts.shape[0]] = self._counts
@@ -34,10 +41,17 @@ class OutputCounts:
 
     def slots(self, rows: Int32Array) -> Tensor:
         """int64[P] places of rows in the table; a row never announced counts from zero."""
-        for row in rows.tolist():
-            if row not in self._slot_of_row:
-                self.restart(row, np.empty(0, dtype=np.int32))
-        return torch.tensor([self._slot_of_row[row] for row in rows.tolist()], dtype=torch.int64)
+        self._reserve(int(rows.max(initial=-1)) + 1)
+        for row in rows[self._slot_of_row[rows] == _NO_SLOT].tolist():
+            self.restart(row, np.empty(0, dtype=np.int32))
+        return torch.from_numpy(self._slot_of_row[rows].astype(np.int64))
+
+    def _reserve(self, num_rows: int) -> None:
+        """Make the column of slots long enough for that many rows."""
+        missing = num_rows - len(self._slot_of_row)
+        if missing > 0:
+            more = np.full(max(missing, len(self._slot_of_row)), _NO_SLOT, dtype=np.int32)
+            self._slot_of_row = np.concatenate((self._slot_of_row, more))
 
     def add(self, slots: Tensor, tokens: Tensor) -> None:
         """Count one token int64[P] for each place; -1 counts nothing."""

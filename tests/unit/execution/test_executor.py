@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from sglang_lite.execution.base import ExecutionError
+from sglang_lite.execution.base import ExecutionError, InterruptibleExecutor
 from sglang_lite.execution.executor import TorchExecutor
 from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
@@ -90,6 +90,18 @@ def test_a_failing_plan_fails_alone(runner: ScriptedRunner, executor: TorchExecu
 def test_collect_needs_a_plan(executor: TorchExecutor) -> None:
     with pytest.raises(RuntimeError, match="without a submitted plan"):
         executor.collect()
+
+
+def test_waiting_for_the_oldest_result(runner: ScriptedRunner, executor: TorchExecutor, plans: list[StepPlan]) -> None:
+    """The engine looks up from a long step: the result stays for ``collect``, in order."""
+    assert isinstance(executor, InterruptibleExecutor)
+    executor.submit(plans[0])
+    executor.submit(plans[1])
+    assert not executor.wait(0.01)
+    runner.gate.release(2)
+    assert executor.wait(20) and executor.wait(0)
+    assert executor.in_flight == 2
+    assert [executor.collect().step for _ in range(2)] == [0, 1]
 
 
 def test_close_drops_what_is_queued(runner: ScriptedRunner, plans: list[StepPlan]) -> None:
