@@ -27,7 +27,11 @@ _HEADROOM = 16
 _IDLE_STEPS = 8
 """A sequence that did not decode for this many steps gives up its slot."""
 
+_RETRY_STEPS = 32
+"""A sequence that found no memory reads the pool for this many steps before it is looked at again."""
+
 NOWHERE = -1
+_LONG_AGO = -_RETRY_STEPS
 
 Array = npt.NDArray[np.int64]
 
@@ -87,6 +91,7 @@ class DecodeWorkspace:
         self._base = np.zeros(num_rows, dtype=np.int64)
         self._prefix = np.full(num_rows, NOWHERE, dtype=np.int64)
         self._last_step = np.zeros(num_rows, dtype=np.int64)
+        self._refused = np.full(num_rows, _LONG_AGO, dtype=np.int64)
 
     def reset(self) -> None:
         """Drop everything, memory included: after a step that did not come to its end."""
@@ -103,6 +108,7 @@ class DecodeWorkspace:
     def forget(self, rows: Int32Array) -> None:
         """Sequences that are not what they were: their rows were seen in a prefill chunk."""
         self._reserve(rows)
+        self._refused[rows] = _LONG_AGO
         for row in rows[self._capacity[rows] != NOWHERE].tolist():
             self._release(row)
 
@@ -134,12 +140,12 @@ class DecodeWorkspace:
         self._close_gaps(rows)
         loads: list[Load] = []
         kept = (self._capacity[rows] >= lengths - self._base[rows]) & (self._length[rows] == lengths - 1)
-        if not kept.all():
+        if not (kept | self._is_refused(rows)).all():
             for row in rows[~kept & (self._capacity[rows] != NOWHERE)].tolist():
                 self._release(row)
             self._release_idle()
             self._share_prefixes(rows, lengths, page_table)
-            entering = np.flatnonzero(self._capacity[rows] == NOWHERE).tolist()
+            entering = self._entering(rows)
             for index, place in enumerate(entering):
                 expected = len(entering) - index
                 load = self._enter(int(rows[place]), int(lengths[place]), page_table[place], expected)
@@ -162,6 +168,16 @@ class DecodeWorkspace:
         ]
         return Placement(slabs, slab_of, self._slot[rows], self._base[rows], prefixes, loads)
 
+    def _is_refused(self, rows: Int32Array) -> npt.NDArray[np.bool_]:
+        """bool[n]: there was no memory for the row a short time ago."""
+        refused: npt.NDArray[np.bool_] = self._refused[rows] > self._step - _RETRY_STEPS
+        return refused
+
+    def _entering(self, rows: Int32Array) -> list[int]:
+        """Places of the rows to find memory for."""
+        places: list[int] = np.flatnonzero((self._capacity[rows] == NOWHERE) & ~self._is_refused(rows)).tolist()
+        return places
+
     def _reserve(self, rows: Int32Array) -> None:
         """Make the columns long enough for these rows."""
         missing = int(rows.max(initial=-1)) + 1 - len(self._slot)
@@ -169,6 +185,7 @@ class DecodeWorkspace:
             missing = max(missing, len(self._slot))
             self._capacity = np.append(self._capacity, np.full(missing, NOWHERE))
             self._prefix = np.append(self._prefix, np.full(missing, NOWHERE))
+            self._refused = np.append(self._refused, np.full(missing, _LONG_AGO))
             nothing = np.zeros(missing, dtype=np.int64)
             self._slot, self._length, self._base, self._last_step = (
                 np.append(column, nothing) for column in (self._slot, self._length, self._base, self._last_step)
@@ -178,7 +195,7 @@ class DecodeWorkspace:
         """Give rows without a place the longest kept prefix they start with, or keep a new one for several rows."""
         page_size = self._geometry.page_size
         whole_pages = (lengths - 1) // page_size
-        for place in np.flatnonzero(self._capacity[rows] == NOWHERE).tolist():
+        for place in self._entering(rows):
             row = int(rows[place])
             if self._prefix[row] != NOWHERE:
                 continue
@@ -206,6 +223,7 @@ class DecodeWorkspace:
 
     def _attach(self, row: int, index: int) -> None:
         self._prefix[row] = index
+        self._refused[row] = _LONG_AGO  # it needs less memory now
         self._base[row] = self._prefixes[index].num_tokens
 
     def _enter(self, row: int, length: int, table_row: Array, expected: int) -> Load | None:
@@ -217,6 +235,7 @@ class DecodeWorkspace:
         slab = self._slab_with_room(capacity_for(length - base + _HEADROOM), expected)
         if slab is None:
             self._release(row)
+            self._refused[row] = self._step
             return None
         slot = slab.free_slot()
         assert slot is not None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from sglang_lite.adapters.base import KVGeometry
 from sglang_lite.adapters.cpu.decode_slab import capacity_for
-from sglang_lite.adapters.cpu.decode_workspace import NOWHERE, DecodeWorkspace, Placement
+from sglang_lite.adapters.cpu.decode_workspace import NOWHERE, DecodeWorkspace, Load, Placement
 from sglang_lite.adapters.cpu.shared_prefix import find_shared
 
 GEOMETRY = KVGeometry(4096, 16, 2, 1, 8, torch.float32)
@@ -60,9 +62,28 @@ def test_memory_stays_within_the_budget() -> None:
     placement = step(workspace, list(range(10)), [20] * 10)
     assert (placement.slab_of != NOWHERE).sum() == 6
     assert workspace.num_bytes <= 6 * SLOT_BYTES
-    for _ in range(12):  # the first six leave; the others find room
+    for _ in range(40):  # the first six leave; the others find room
         placement = step(workspace, [6, 7, 8, 9], [20] * 4)
     assert (placement.slab_of != NOWHERE).all()
+
+
+def test_rows_that_found_no_memory_are_not_looked_at_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = DecodeWorkspace(GEOMETRY, 2 * SLOT_BYTES)
+    looked_at: list[int] = []
+    enter = DecodeWorkspace._enter
+
+    def noting(self: DecodeWorkspace, row: int, *rest: Any) -> Load | None:
+        looked_at.append(row)
+        return enter(self, row, *rest)
+
+    monkeypatch.setattr(DecodeWorkspace, "_enter", noting)
+    for length in range(20, 40):
+        placement = step(workspace, list(range(50)), [length] * 50)
+        assert (placement.slab_of != NOWHERE).sum() == 2
+    assert looked_at == list(range(50))
+    workspace.forget(np.array([7], dtype=np.int32))  # another sequence
+    step(workspace, list(range(50)), [40] * 50)
+    assert looked_at == [*range(50), 7]
 
 
 def test_gaps_are_closed() -> None:
