@@ -2,8 +2,9 @@
 
 import os
 
-# Torch's threads wait for each other by spinning, unless told otherwise before torch is loaded. When anything else runs
-# on the processors (the front process, for one), a spinning thread keeps the one it waits for from running: a decode
-# step on two busy cores was measured at 1,650 ms spinning and 47 ms sleeping.
-if "GOMP_SPINCOUNT" not in os.environ:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Torch's threads wait for each other by spinning, for ever unless told otherwise before torch is loaded. When anything
+# else runs on the processors (the front process, for one), a spinning thread keeps the one it waits for from running: a
+# decode step on two busy cores was measured at 1,650 ms spinning and 47 ms sleeping. Threads that sleep at once wake up
+# late, a hundred times a step. This count spins for some tens of microseconds, about the time between two operations.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")

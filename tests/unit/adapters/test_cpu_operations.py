@@ -9,10 +9,7 @@ import torch
 
 from sglang_lite.adapters.cpu import CpuOperations
 from sglang_lite.adapters.cpu.linear import (
-    ROW_BUCKETS,
     CpuLinear,
-    Layout,
-    LinearChoice,
     available_layouts,
     choose_layout,
 )
@@ -93,20 +90,19 @@ def test_activation_embedding_and_page_copies(ops: CpuOperations, dtype: torch.d
 
 @TYPES
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_every_layout_and_engine_gives_the_same_product(dtype: torch.dtype, tolerance: float, has_bias: bool) -> None:
+def test_every_layout_gives_the_same_product(dtype: torch.dtype, tolerance: float, has_bias: bool) -> None:
     weight, bias = torch.randn(96, 64).to(dtype), torch.randn(96).to(dtype) if has_bias else None
     layouts = available_layouts(dtype, shared=False)
     assert len(layouts) >= 2
     for layout, rows in itertools.product(layouts, (1, 3, 16, 70)):
         x = torch.randn(rows, 64).to(dtype)
         expected = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
-        for engine in layout.engines:
-            linear = CpuLinear(weight.clone(), bias, LinearChoice(layout, (engine,) * len(ROW_BUCKETS)))
-            assert (linear.in_features, linear.out_features) == (64, 96)
-            # bfloat16 rounds to 8 bits of sums of size up to about 30
-            scale = 1 if dtype == torch.float32 else 8
-            torch.testing.assert_close(linear(x).float(), expected, atol=tolerance * scale * 8, rtol=tolerance)
-            assert linear(x.view(1, rows, 64)).shape == (1, rows, 96)
+        linear = CpuLinear(weight.clone(), bias, layout)
+        assert (linear.in_features, linear.out_features) == (64, 96)
+        # bfloat16 rounds to 8 bits of sums of size up to about 30
+        scale = 1 if dtype == torch.float32 else 8
+        torch.testing.assert_close(linear(x).float(), expected, atol=tolerance * scale * 8, rtol=tolerance)
+        assert linear(x.view(1, rows, 64)).shape == (1, rows, 96)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -127,17 +123,10 @@ def test_a_shared_weight_is_not_copied() -> None:
     assert not linear(torch.randn(2, 256)).any()
 
 
-def _layout(name: str, engines: int) -> Layout:
-    return Layout(name, lambda weight: weight, tuple(lambda x, w, b, i=i: x + i for i in range(engines)))
-
-
 def test_layout_is_chosen_over_all_row_counts() -> None:
-    layouts = [_layout("rows", 2), _layout("columns", 1)]
+    layouts = available_layouts(torch.float32, shared=False)[:2]
     # The second layout wins at one row count and loses more at another.
-    choice = choose_layout(layouts, [[[2.0, 9.0], [1.0]], [[1.0, 9.0], [4.0]]])
-    assert choice.layout is layouts[0] and choice.engines == (layouts[0].engines[0],) * 2
-    choice = choose_layout(layouts, [[[2.0, 9.0], [1.0]], [[3.0, 2.0], [2.0]]])
-    assert choice.layout is layouts[1]
-    # A saving within the noise changes nothing; a real one does.
-    choice = choose_layout(layouts, [[[1.0, 0.97], [0.98]], [[1.0, 0.5], [1.0]]])
-    assert choice.layout is layouts[0] and choice.engines == layouts[0].engines
+    assert choose_layout(layouts, [[2.0, 1.0], [1.0, 4.0]]) is layouts[0]
+    assert choose_layout(layouts, [[2.0, 1.0], [1.0, 1.2]]) is layouts[1]
+    # A saving within the noise changes nothing.
+    assert choose_layout(layouts, [[1.0, 0.98], [1.0, 0.97]]) is layouts[0]
