@@ -267,8 +267,25 @@ class AsyncEngine:
     def _send_unsent(self) -> None:
         """One ingress frame for everything that has come in since the last one."""
         submissions, self._unsent = self._unsent, []
-        if submissions:
+        if not submissions:
+            return
+        try:
             self._client.submit(build_columns(submissions))
+        except (OverflowError, TypeError, ValueError) as error:
+            if len(submissions) == 1:
+                self._refuse(submissions[0], f"the request cannot be sent to the engine: {error}")
+                return
+            # A value that its column cannot hold must cost the others nothing.
+            for submission in submissions:
+                self._unsent = [submission]
+                self._send_unsent()
+
+    def _refuse(self, submission: Submission, message: str) -> None:
+        state = self._processor.get(submission.key)
+        if state is not None and state.finish_reason is None:
+            state.finish_reason = abort_reason(message, 400)
+            state.finished_at = time.time()
+            _notify([state])
 
     def _abort_keys(self, keys: list[int]) -> None:
         if keys:

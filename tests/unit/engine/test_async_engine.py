@@ -59,6 +59,24 @@ async def test_a_long_prompt_is_tokenized_in_a_thread(engine: AsyncEngine) -> No
     assert {output.text for output in outputs} == {"BCDA"}
 
 
+@pytest.mark.parametrize("bad", [{"priority": 2**70}, {"namespace": "\ud800"}, {"top_logprobs_num": 2**40}])
+async def test_a_value_that_no_frame_can_hold_refuses_its_request_alone(
+    engine: AsyncEngine, bad: dict[str, Any]
+) -> None:
+    """Requests of one turn of the event loop share a frame: the others must not wait for ever."""
+    async with asyncio.timeout(10):
+        first, refused, last = await asyncio.gather(
+            run_to_end(engine, ask("before", "A", 3)),
+            run_to_end(engine, ask("refused", "A", 3, **bad)),
+            run_to_end(engine, ask("behind", "0", 3)),
+            return_exceptions=True,
+        )
+    assert isinstance(refused, RequestError) and refused.status == 400
+    assert not isinstance(first, BaseException) and not isinstance(last, BaseException)
+    assert (first.text, last.text) == ("BCD", "123")
+    assert engine.num_live == 0
+
+
 @pytest.mark.parametrize(
     ("text", "max_new_tokens", "numbers"),
     [("A" * 1024, 1, ("1024 tokens", "longer than")), ("A" * 10, 1020, ("1024", "1030", "10 tokens", "1020 tokens"))],
