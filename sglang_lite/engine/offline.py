@@ -183,12 +183,13 @@ class Engine:
                 )
                 state = self._processor.add(next(self._keys), request, len(prompt.token_ids), time.time())
                 sequences.append(_Sequence(request, state, options))
-        except RequestError:
+            pairs = zip(sequences, prompts, strict=True)
+            submissions = [Submission(sequence.state.key, sequence.request, prompt) for sequence, prompt in pairs]
+            columns = build_columns(submissions)
+        except (RequestError, OverflowError, TypeError, ValueError):
             self._forget(sequences)
             raise
-        pairs = zip(sequences, prompts, strict=True)
-        submissions = [Submission(sequence.state.key, sequence.request, prompt) for sequence, prompt in pairs]
-        self._transport.put(build_columns(submissions))
+        self._transport.put(columns)
         return sequences
 
     def _prepare(self, request: GenerateRequest) -> PreparedPrompt:
