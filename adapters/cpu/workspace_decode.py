@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_lite.adapters.cpu import one_row
 from sglang_lite.adapters.cpu.decode_slab import Slab
 from sglang_lite.adapters.cpu.decode_workspace import NOWHERE, Array, DecodeWorkspace, Placement
 from sglang_lite.adapters.cpu.paged_decode import PagedDecode, plan_paged_decode
@@ -98,6 +99,9 @@ class WorkspaceDecode:
         self._prefixes = prefixes
         self._paged = paged
         self._is_loaded = False
+        self._alone: tuple[Slab, int, int] | None = None  # one row: its slab, slot and length
+        if len(parts) == 1 and len(parts[0].slots) == 1 and not prefixes and paged is None:
+            self._alone = parts[0].slab, int(parts[0].slots[0]), int(parts[0].positions[0]) + 1
 
     def run(
         self,
@@ -116,6 +120,10 @@ class WorkspaceDecode:
             self._is_loaded = True
         num_rows, num_heads, head_dim = query.shape
         groups = reader.geometry.num_kv_heads
+        if self._alone is not None:
+            slab, slot, length = self._alone
+            if one_row.can_attend(slab, num_heads // groups, length):
+                return one_row.attend_one(slab, slot, length, layer, query, key, value, scale=scale, window=window)
         grouped = query.view(num_rows, groups, num_heads // groups, head_dim)
         output: Tensor | None = None
         log_sums: Tensor | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, KVGeometry, OperationInputError
-from sglang_lite.adapters.cpu import CpuOperations
+from sglang_lite.adapters.cpu import CpuOperations, one_row
 from tests.support.reference_operations import ReferenceOperations
 
 
@@ -127,6 +128,29 @@ def test_mixed_steps(shape: Shape, window: int | None, workspace_bytes: int) -> 
             window=window,
             tolerance=tolerance,
         )
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_row_alone_in_any_slot(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client: its row decodes alone, after others have left, in a short sequence and past the size limit."""
+    calls: list[int] = []
+    attend_one = one_row.attend_one
+
+    def counted(*args: Any, **options: Any) -> Tensor:
+        calls.append(args[2])
+        return attend_one(*args, **options)
+
+    monkeypatch.setattr(one_row, "attend_one", counted)
+    monkeypatch.setattr(one_row, "_MAX_PRODUCT", 3 * 64 * 20)
+    shape = Shape(heads=9, groups=3, head_dim=64)
+    steps = RandomSteps(CpuOperations(workspace_bytes=1 << 22), shape, seed=8)
+    first: list[int] = []
+    second: list[int] = []
+    steps.run([], [(0, first, 7, 7), (1, second, 13, 13)], window=window)
+    steps.run([(0, first, 8), (1, second, 14)], window=window)
+    for length in range(15, 24):
+        steps.run([(1, second, length)], window=window)
+    assert calls == [length for length in range(15, 21) for _ in range(shape.layers)]
 
 
 @WORKSPACES
