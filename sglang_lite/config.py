@@ -63,7 +63,10 @@ class ServerConfig(BaseModel):
         Option(_MODEL, "JSON object whose keys replace those of the model's config.json.", convert=values.json_object),
     ] = None
     context_length: Annotated[
-        Integer, Option(_MODEL, "Longest sequence; default: the model's.", convert=values.human_integer, minimum=1)
+        Integer,
+        Option(
+            _MODEL, "Longest sequence; default: the model's.", convert=values.human_integer, minimum=1, maximum=2**24
+        ),
     ] = None
     dtype: Annotated[str, Option(_MODEL, "Weights and activations; auto is float32 on CPU.", choices=DTYPES)] = "auto"
     kv_cache_dtype: Annotated[
@@ -147,7 +150,7 @@ class ServerConfig(BaseModel):
         ),
     ] = None
     max_running_requests: Annotated[
-        Integer, Option(_MEMORY, "Most requests running at once.", convert=values.integer, minimum=1)
+        Integer, Option(_MEMORY, "Most requests running at once.", convert=values.integer, minimum=1, maximum=2**20)
     ] = None
     max_queued_requests: Annotated[
         Integer, Option(_MEMORY, "Most requests waiting; more are refused.", convert=values.integer, minimum=0)
@@ -176,7 +179,13 @@ class ServerConfig(BaseModel):
     schedule_low_priority_values_first: Annotated[bool, Option(_MEMORY, "Smaller priority values go first.")] = False
     max_wait_ms: Annotated[
         float,
-        Option(_MEMORY, "Longest wait for more requests to batch with when idle.", convert=values.number, minimum=0),
+        Option(
+            _MEMORY,
+            "Longest wait for more requests to batch with when idle.",
+            convert=values.number,
+            minimum=0,
+            maximum=60_000,
+        ),
     ] = 0.0
     disable_radix_cache: Annotated[bool, Option(_MEMORY, "No prefix caching.")] = False
     radix_eviction_policy: Annotated[

@@ -130,8 +130,6 @@ def check_port(config: ServerConfig) -> None:
     Raises:
         StartupError: names host, port and the cause.
     """
-    if config.port == 0:
-        return
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -154,8 +152,16 @@ def _check_keys(config: ServerConfig) -> None:
 
 def _check_chat_template(option: str | None) -> None:
     """A file or Jinja text; whether the text is valid is found out before the engine starts."""
-    if option is not None and "{{" not in option and "{%" not in option and not Path(option).is_file():
-        raise StartupError(f"--chat-template: no such file: {option}; pass the path of a jinja2 template, or its text")
+    if option is None or "{{" in option or "{%" in option:
+        return
+    try:
+        is_file = Path(option).is_file()
+    except OSError:
+        is_file = False  # longer than any name
+    if not is_file:
+        raise StartupError(
+            f"--chat-template: no such file: {option[:200]}; pass the path of a jinja2 template, or its text"
+        )
 
 
 def _check_pool(config: ServerConfig) -> None:

@@ -33,7 +33,7 @@ class LocalTransport:
         """See ``Transport.receive``."""
         with self._arrived:
             if not self._commands and timeout != 0:
-                self._arrived.wait(timeout)
+                self._arrived.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
             commands, self._commands = self._commands, []
         return commands
 

@@ -28,6 +28,9 @@ FRONT_SHIFT = 48
 MESSAGES_PER_RECEIVE = 1024
 """Bound on the frames taken in one go, so that a flood of requests cannot keep the core from stepping."""
 
+LONGEST_POLL_SECONDS = 3600.0
+"""A longer wait is taken in parts: the socket library counts milliseconds in 32 bits."""
+
 HIGH_WATER_MARK = 1024
 """Frames a socket queues before its sender has to wait."""
 
@@ -59,7 +62,7 @@ class ZmqTransport:
         """See ``Transport.receive``. Malformed frames are logged and dropped."""
         if timeout is None or timeout > 0:
             # Rounded up: waking a little late is right, waking early would turn the rest of the wait into a spin.
-            self._ingress.poll(None if timeout is None else math.ceil(timeout * 1000))
+            self._ingress.poll(None if timeout is None else math.ceil(min(timeout, LONGEST_POLL_SECONDS) * 1000))
         commands: list[Command] = []
         for _ in range(MESSAGES_PER_RECEIVE):
             try:

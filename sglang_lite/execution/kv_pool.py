@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import KVGeometry
 from sglang_lite.cache.layout import KVPageLayout
+from sglang_lite.types import StartupError
 
 
 def kv_page_layout(geometry: KVGeometry) -> KVPageLayout:
@@ -33,6 +34,13 @@ def allocate_kv_pool(geometry: KVGeometry, device: torch.device) -> Tensor:
         geometry.num_kv_heads,
         geometry.head_dim,
     )
-    pool = torch.empty(shape, dtype=geometry.dtype, device=device)
+    try:
+        pool = torch.empty(shape, dtype=geometry.dtype, device=device)
+    except RuntimeError as error:
+        size = geometry.num_pages * geometry.page_bytes / 2**30
+        raise StartupError(
+            f"the KV pool of {geometry.num_pages * geometry.page_size} token slots takes {size:.1f} GiB, which cannot "
+            f"be allocated; choose a smaller --max-total-tokens or --mem-fraction-static"
+        ) from error
     kv_page_layout(geometry).check_storage(pool.numel() * pool.element_size(), geometry.num_pages)
     return pool

@@ -78,6 +78,7 @@ def test_device_without_provider(device: str) -> None:
         ({"admin_api_key": " "}, "--admin-api-key is empty"),
         ({"served_model_name": "a:b"}, "--served-model-name 'a:b'"),
         ({"chat_template": "/nonexistent.jinja"}, "/nonexistent.jinja"),
+        ({"chat_template": "x" * 5000}, "--chat-template: no such file"),
         ({"nnodes": 2}, "--nnodes 2 must divide --tp-size 1"),
         ({"grpc_mode": True, "port": 65535}, "65536"),
         ({"grpc_mode": True, "port": 5, "smg_http_sidecar_port": 5}, "must differ"),
@@ -183,5 +184,6 @@ def test_port_in_use() -> None:
 
 
 def test_host_that_does_not_exist() -> None:
-    with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.1"):
-        startup.check_port(ServerConfig(model_path="m", device="cpu", host="203.0.113.1"))
+    for port in (0, 30000):
+        with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.1"):
+            startup.check_port(ServerConfig(model_path="m", device="cpu", host="203.0.113.1", port=port))

@@ -13,7 +13,7 @@ import zmq
 
 from sglang_lite.engine.batching import Submission, build_columns
 from sglang_lite.engine.client import EngineClient
-from sglang_lite.engine.frames import decode_event
+from sglang_lite.engine.frames import decode_event, encode_control
 from sglang_lite.engine.limits import PreparedPrompt
 from sglang_lite.engine.local import LocalTransport
 from sglang_lite.engine.messages import Ping, Reply
@@ -147,6 +147,23 @@ def test_rows_go_to_the_front_that_owns_them(tmp_path: Path) -> None:
     transport.close(0)
     for socket in fronts:
         socket.close(0)
+    context.term()
+
+
+def test_a_wait_of_any_length_ends_with_a_command(tmp_path: Path) -> None:
+    """A time-out of a month or more must not end the core."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    transport = ZmqTransport(context, f"ipc://{tmp_path}/core", [])
+    sender = context.socket(zmq.PUSH)
+    sender.connect(f"ipc://{tmp_path}/core")
+    local = LocalTransport(lambda columns: None, lambda event: None)
+    for seconds in (3e6, 1e300, float("inf")):
+        sender.send_multipart(encode_control(Ping(0, 1)))
+        assert transport.receive(seconds) == [Ping(0, 1)]
+        threading.Timer(0.01, local.put, [Ping(0, 1)]).start()
+        assert local.receive(seconds) == [Ping(0, 1)]
+    sender.close(0)
+    transport.close(0)
     context.term()
 
 

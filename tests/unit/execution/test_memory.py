@@ -90,3 +90,9 @@ def test_pool_memory_is_laid_out_as_the_page_contract_says() -> None:
     flat = pool.view(torch.uint8).flatten()
     assert flat.nonzero().min() >= 992 and flat.nonzero().max() < 1024
     assert kv_page_layout(geometry).offset(1, 1, 1, 3) == 992
+
+
+def test_a_pool_that_cannot_be_allocated_is_explained() -> None:
+    geometry = KVGeometry(2**50, 16, 2, 2, 8, torch.float32)
+    with pytest.raises(StartupError, match="--max-total-tokens"):
+        allocate_kv_pool(geometry, torch.device("cpu"))
