@@ -28,6 +28,8 @@ MAX_SAMPLES = 256
 """Largest ``n``."""
 GREEDY_TEMPERATURE = 1e-6
 """Temperatures below this one mean greedy."""
+_HIGHEST_TEMPERATURE = 1e30
+_LOWEST_PENALTY = 1e-9
 _MOST_TOKENS = 2**31 - 1
 """More than any context has; counts of tokens are 32-bit numbers in the engine."""
 
@@ -115,8 +117,14 @@ def _build(
     if "sampling_seed" in read:
         # Negative seeds are valid input; the engine's column keeps -1 for "none".
         read["seed"] = read.pop("sampling_seed") % 2**63
-    if read.get("temperature", 1.0) < GREEDY_TEMPERATURE:
-        read["temperature"] = 0.0
+    if "temperature" in read:
+        # The engine's numbers have 32 bits. Above their range, every token is equally likely long since.
+        read["temperature"] = min(read["temperature"], _HIGHEST_TEMPERATURE)
+        if read["temperature"] < GREEDY_TEMPERATURE:
+            read["temperature"] = 0.0
+    if "repetition_penalty" in read:
+        # Smaller ones make infinities of 32-bit logits, whose difference is no number.
+        read["repetition_penalty"] = max(read["repetition_penalty"], _LOWEST_PENALTY)
     return SamplingParams(**read)
 
 

@@ -148,6 +148,21 @@ async def test_parameters_out_of_range_are_named(server: LocalServer, name: str,
     assert name in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1e308, "min_new_tokens": 3},
+        {"temperature": 1e39, "top_p": 1e-50},
+        {"repetition_penalty": 1e-40},
+        {"repetition_penalty": 1e-300, "temperature": 1e-5, "logit_bias": {"66": 100}},
+        {"temperature": 1e-6, "min_p": 1, "top_k": 2**62},
+    ],
+)
+async def test_extreme_parameters_are_served(server: LocalServer, sampling: dict[str, Any]) -> None:
+    reply = await server.post("/generate", {"text": "A", "sampling_params": {"max_new_tokens": 8, **sampling}})
+    assert reply.status == 200, reply.text
+
+
 async def test_seeded_choices_differ_and_repeat(server: LocalServer) -> None:
     body = {"prompt": "A", "max_tokens": 20, "temperature": 2.0, "seed": 7, "n": 3, "ignore_eos": True}
     first, second = [
