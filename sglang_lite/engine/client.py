@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 CALL_TIMEOUT = 30.0
 """Seconds a control call waits for the core; a step on a slow machine may take several."""
 
+PAUSE_TIMEOUT = 600.0
+"""Seconds a pause may take: it is answered when the steps in flight are done, or the watchdog has ended the core."""
+
 RETRY_SECONDS = 0.005
 """Pause before commands that met a full socket queue are offered again."""
 
@@ -165,8 +168,8 @@ class EngineClient:
         return reply.ok
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop generating."""
-        await self._call(lambda call: encode_control(Pause(FRONT, call, mode)))
+        """Stop generating; returns when nothing is in flight any more."""
+        await self._call(lambda call: encode_control(Pause(FRONT, call, mode)), PAUSE_TIMEOUT)
 
     async def resume(self) -> None:
         """Continue generating."""
