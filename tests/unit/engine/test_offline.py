@@ -153,7 +153,7 @@ def test_threads_share_the_engine(engine: Engine) -> None:
         ({"prompt": "A", "input_ids": [65]}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ["A", 5]}, "prompt"),
-        ({"prompt": ""}, "input_ids"),
+        ({"prompt": ""}, "text"),
         ({"input_ids": []}, "input_ids"),
         ({"input_ids": [65, 999]}, "input_ids"),
         ({"prompt": "A", "sampling_params": {"top_p": 0}}, "top_p"),
