@@ -88,7 +88,14 @@ class WaitingQueue:
                 return
 
     def _longest_prefix_first(self, match_length: Callable[[Request], int]) -> Iterator[Request]:
-        oldest = [entry[2] for entry in heapq.nsmallest(_LOOKAHEAD, self._heap) if entry[2] is not None]
+        first: list[_Entry] = []
+        while self._heap and len(first) < _LOOKAHEAD:
+            entry = heapq.heappop(self._heap)
+            if entry[2] is not None:
+                first.append(entry)
+        for entry in first:
+            heapq.heappush(self._heap, entry)
+        oldest: list[Request] = [entry[2] for entry in first]
         oldest.sort(key=lambda request: (-match_length(request), request.order))
         for request in oldest:
             yield request

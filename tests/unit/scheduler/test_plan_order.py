@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_lite.scheduler import SchedulerConfig
+from sglang_lite.scheduler import Policy, SchedulerConfig
 from sglang_lite.types import FinishCode
 from tests.support.null_executor import NullExecutor
 from tests.support.scheduler_driver import Driver
@@ -146,6 +146,15 @@ def test_longest_prefix_goes_first_with_lpm() -> None:
     driver.admit([2, 3, 4], [prompt(100, 40), [*shared[:16], 1, 2], [*shared, 3]], max_new_tokens=1)
     driver.run()
     assert driver.first_tokens == [1, 4, 3, 2]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
+def test_a_queue_that_is_never_empty_is_served_for_ever(policy: Policy) -> None:
+    """More requests come and go than any policy looks at together."""
+    driver = make_driver(policy=policy, max_running_requests=2)
+    driver.admit(range(300), [prompt(10 * key, 5) for key in range(300)], max_new_tokens=1)
+    driver.run()
+    assert sorted(driver.first_tokens) == list(range(300))
 
 
 class TestBatchingWindow:
