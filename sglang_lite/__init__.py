@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from sglang_lite.config import ServerConfig as ServerConfig
     from sglang_lite.engine.async_engine import AsyncEngine as AsyncEngine
     from sglang_lite.engine.offline import Engine as Engine
+    from sglang_lite.frontend.request import GenerateRequest as GenerateRequest
     from sglang_lite.types import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["AsyncEngine", "Engine", "SamplingParams", "ServerConfig", "__version__"]
+__all__ = ["AsyncEngine", "Engine", "GenerateRequest", "SamplingParams", "ServerConfig", "__version__"]
 
 _LAZY = {
     "AsyncEngine": "sglang_lite.engine.async_engine",
     "Engine": "sglang_lite.engine.offline",
+    "GenerateRequest": "sglang_lite.frontend.request",
     "SamplingParams": "sglang_lite.types",
     "ServerConfig": "sglang_lite.config",
 }

@@ -186,17 +186,26 @@ def _serve_on(server: subprocess.Popen[bytes], log: Path) -> int:
     try:
         code = server.wait()
     except KeyboardInterrupt:
+        print("\nStopping the server (again to end running requests at once) ...", file=sys.stderr, flush=True)
+        return 0
+    if code == 0:
+        print("The server was told to stop.", file=sys.stderr, flush=True)
         return 0
     raise DemoError(f"the server ended with exit code {code}:\n{_tail(log)}")
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """Ask the server to drain and end; end it when it does not."""
+    """Ask the server to drain and end; hurry it when asked again; end it when it does not."""
     if server.poll() is not None:
         return
-    server.send_signal(signal.SIGTERM)
     try:
-        server.wait(STOP_TIMEOUT)
+        try:
+            server.terminate()
+            server.wait(STOP_TIMEOUT)
+        except KeyboardInterrupt:
+            # The server takes a second signal as: do not wait for running requests.
+            server.terminate()
+            server.wait(STOP_TIMEOUT)
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +77,52 @@ def test_usage_names_the_port() -> None:
     text = demo.usage(4321)
     assert "curl http://127.0.0.1:4321/v1/chat/completions" in text
     assert 'base_url="http://127.0.0.1:4321/v1"' in text
+
+
+STUBBORN = """
+import signal, sys
+count = 0
+def on_terminate(number, frame):
+    global count
+    count += 1
+    print("asked", flush=True)
+    if count == 2:
+        sys.exit(0)
+signal.signal(signal.SIGTERM, on_terminate)
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_server_that_was_told_to_stop_is_no_failure(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as server:
+        assert demo._serve_on(server, tmp_path / "unread.log") == 0
+
+
+def test_server_that_failed_is_one(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("the reason\n")
+    failing = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    with failing as server, pytest.raises(demo.DemoError, match="exit code 3:\nthe reason"):
+        demo._serve_on(server, log)
+
+
+def test_second_interrupt_reaches_the_draining_server() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        output = server.stdout
+        assert output.readline() == b"up\n"
+
+        def interrupt_once_asked() -> None:
+            output.readline()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt_once_asked)
+        thread.start()
+        try:
+            demo._stop(server)
+            thread.join(10)
+        finally:
+            server.kill()
+        assert server.returncode == 0
