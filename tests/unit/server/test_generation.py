@@ -130,4 +130,5 @@ async def test_abort_while_the_shared_prompt_is_computed_ends_all_choices() -> N
     async with MergedStream(ServerContext(engine), choices_of(2), 2) as merged:
         streamed = [output async for _, output in merged]
     assert [output.finish_reason.type for output in [*outputs, *streamed] if output.finish_reason] == ["abort"] * 4
+    assert [output.request_id for output in [*outputs, *streamed]] == ["r_0", "r_1"] * 2
     assert set(engine.started) == {"r_0_prompt"}
