@@ -13,6 +13,7 @@ from sglang_lite.layers.mlp import GatedMLP
 from sglang_lite.layers.rotary import RotaryTable
 from sglang_lite.models.dense_names import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
 from sglang_lite.models.description import ModelDescription
+from sglang_lite.models.linear_loader import LinearLoader
 from sglang_lite.models.weight_reader import WeightReader
 
 
@@ -88,27 +89,34 @@ def build_dense_decoder(
     """
     embedding = reader.read(EMBEDDING)
     first_norm = next_norm = reader.read(f"{layer_prefix(0)}input_layernorm.weight")
+    linears = LinearLoader(reader, ops)
     layers: list[DenseLayer] = []
     for layer in range(description.num_layers):
         is_last = layer + 1 == description.num_layers
         next_norm = reader.read(FINAL_NORM if is_last else f"{layer_prefix(layer + 1)}input_layernorm.weight")
-        layers.append(_build_layer(description, reader, ops, layer, next_norm))
+        layers.append(_build_layer(description, reader, linears, ops, layer, next_norm))
     tied = description.tie_word_embeddings
-    lm_head = ops.pack_linear(embedding if tied else reader.read(LM_HEAD), None, shared=tied)
+    lm_head = ops.pack_linear(embedding, None, shared=True) if tied else linears.vocabulary(LM_HEAD)
     rotary = RotaryTable(description.rope, num_positions, ops.device)
     return DenseDecoder(description, ops, rotary, embedding, first_norm, layers, lm_head)
 
 
 def _build_layer(
-    description: ModelDescription, reader: WeightReader, ops: Operations, layer: int, next_norm: Tensor
+    description: ModelDescription,
+    reader: WeightReader,
+    linears: LinearLoader,
+    ops: Operations,
+    layer: int,
+    next_norm: Tensor,
 ) -> DenseLayer:
     prefix = layer_prefix(layer)
 
-    def linear(*names: str, has_bias: bool) -> PackedLinear:
-        """Projections of one input, merged into one matrix by rows."""
-        weight = reader.read_merged([f"{prefix}{name}.weight" for name in names])
-        bias = reader.read_merged([f"{prefix}{name}.bias" for name in names]) if has_bias else None
-        return ops.pack_linear(weight, bias)
+    def column(*names: str, has_bias: bool) -> PackedLinear:
+        biases = [f"{prefix}{name}.bias" for name in names] if has_bias else None
+        return linears.column([f"{prefix}{name}.weight" for name in names], bias_names=biases)
+
+    def row(name: str, *, has_bias: bool) -> PackedLinear:
+        return linears.row(f"{prefix}{name}.weight", bias_name=f"{prefix}{name}.bias" if has_bias else None)
 
     has_norms = description.query_key_norm
     attention = Attention(
@@ -120,8 +128,8 @@ def _build_layer(
             scale=description.head_dim**-0.5,
         ),
         layer,
-        linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", has_bias=description.qkv_bias),
-        linear("self_attn.o_proj", has_bias=description.output_bias),
+        column("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", has_bias=description.qkv_bias),
+        row("self_attn.o_proj", has_bias=description.output_bias),
         query_norm=reader.read(f"{prefix}self_attn.q_norm.weight") if has_norms else None,
         key_norm=reader.read(f"{prefix}self_attn.k_norm.weight") if has_norms else None,
         norm_eps=description.rms_norm_eps,
@@ -129,7 +137,7 @@ def _build_layer(
     )
     mlp = GatedMLP(
         ops,
-        linear("mlp.gate_proj", "mlp.up_proj", has_bias=description.mlp_bias),
-        linear("mlp.down_proj", has_bias=description.mlp_bias),
+        column("mlp.gate_proj", "mlp.up_proj", has_bias=description.mlp_bias),
+        row("mlp.down_proj", has_bias=description.mlp_bias),
     )
     return DenseLayer(attention, reader.read(f"{prefix}post_attention_layernorm.weight"), mlp, next_norm)

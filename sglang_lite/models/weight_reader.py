@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -14,11 +15,36 @@ from torch import Tensor
 
 from sglang_lite.models.checkpoint import Checkpoint
 from sglang_lite.models.load_progress import LoadProgress
+from sglang_lite.models.safetensors_header import TensorEntry
 from sglang_lite.types import StartupError
+
+
+class _Slice(Protocol):
+    def __getitem__(self, index: tuple[slice, ...]) -> Tensor: ...
 
 
 class _OpenFile(Protocol):
     def get_tensor(self, name: str) -> Tensor: ...
+
+    def get_slice(self, name: str) -> _Slice: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part ``index`` of ``count`` equal parts of a tensor along dimension ``dim``."""
+
+    dim: int
+    index: int
+    count: int
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """The part's shape. ``whole`` must divide."""
+        return (*whole[: self.dim], whole[self.dim] // self.count, *whole[self.dim + 1 :])
+
+    def slices(self, whole: tuple[int, ...]) -> tuple[slice, ...]:
+        """Where the part lies in the whole."""
+        extent = whole[self.dim] // self.count
+        return (*[slice(None)] * self.dim, slice(self.index * extent, (self.index + 1) * extent))
 
 
 class WeightReader:
@@ -57,30 +83,50 @@ class WeightReader:
         """One tensor, in the reader's type, in memory of its own."""
         return self.read_merged([name])
 
-    def read_merged(self, names: Sequence[str]) -> Tensor:
-        """Tensors stacked along their first dimension.
+    def read_merged(self, names: Sequence[str], shard: Shard | None = None) -> Tensor:
+        """Tensors stacked along their first dimension; with ``shard``, that part of each of them.
 
         Raises:
-            StartupError: a file cannot be read as safetensors; names file and tensor.
+            StartupError: a file cannot be read as safetensors, or an extent does not divide into the parts; names
+                the tensor.
         """
         entries = [self._checkpoint.tensors[name] for name in names]
-        rows = sum(entry.shape[0] for entry in entries)
-        merged = torch.empty(rows, *entries[0].shape[1:], dtype=self._dtype, device=self._device)
+        shapes = [_part_shape(entry, shard) for entry in entries]
+        rows = sum(shape[0] for shape in shapes)
+        merged = torch.empty(rows, *shapes[0][1:], dtype=self._dtype, device=self._device)
         start = 0
-        for entry in entries:
-            stop = start + entry.shape[0]
-            try:
-                merged[start:stop].copy_(self._file(entry.file).get_tensor(entry.name))
-            except (SafetensorError, OSError) as error:
-                raise StartupError(
-                    f"invalid safetensors data in {entry.file}: cannot read tensor {entry.name!r}: {error}"
-                ) from error
+        for entry, shape in zip(entries, shapes, strict=True):
+            stop = start + shape[0]
+            merged[start:stop].copy_(self._stored(entry, shard))
             self._progress.advance(entry.num_bytes)
             start = stop
         return merged
+
+    def _stored(self, entry: TensorEntry, shard: Shard | None) -> Tensor:
+        """A tensor, or its part, as the file has it."""
+        try:
+            file = self._file(entry.file)
+            return (
+                file.get_tensor(entry.name) if shard is None else file.get_slice(entry.name)[shard.slices(entry.shape)]
+            )
+        except (SafetensorError, OSError) as error:
+            raise StartupError(
+                f"invalid safetensors data in {entry.file}: cannot read tensor {entry.name!r}: {error}"
+            ) from error
 
     def _file(self, path: Path) -> _OpenFile:
         file = self._files.get(path)
         if file is None:
             file = self._files[path] = self._stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
         return file
+
+
+def _part_shape(entry: TensorEntry, shard: Shard | None) -> tuple[int, ...]:
+    if shard is None:
+        return entry.shape
+    if entry.shape[shard.dim] % shard.count:
+        raise StartupError(
+            f"tensor {entry.name} of shape {list(entry.shape)} does not divide into {shard.count} parts along "
+            f"dimension {shard.dim}; choose a tensor parallel size that divides it"
+        )
+    return shard.shape(entry.shape)
