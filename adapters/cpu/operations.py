@@ -9,6 +9,8 @@ from torch.nn import functional
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, PackedLinear
 from sglang_lite.adapters.cpu.attention import CpuAttention, CpuAttentionPlan
 from sglang_lite.adapters.cpu.linear import CpuLinear, LinearCalibration
+from sglang_lite.adapters.cpu.moe import CpuMoE
+from sglang_lite.adapters.moe import MoEOperations
 
 _FEW_TOKENS = 8
 """Up to this many tokens dispatch costs more than memory traffic, so fewer operations win."""
@@ -26,12 +28,17 @@ class CpuOperations:
     def __init__(self, *, measure: bool = True, workspace_bytes: int = 0) -> None:
         self._calibration = LinearCalibration(measure=measure)
         self._attention = CpuAttention(workspace_bytes)
+        self._moe = CpuMoE()
         self._epsilons: dict[float, Tensor] = {}
         self._whole_heads: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    @property
+    def moe(self) -> MoEOperations:
+        return self._moe
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> PackedLinear:
         """Take over ``weight`` [out, in] in the layout measured fastest for its shape."""
@@ -73,6 +80,12 @@ class CpuOperations:
             _rotate(key, cos, sin)
         else:
             _rotate(joined, cos, sin)
+        return query, key
+
+    def rotary_interleaved(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``rotary_neox`` for neighbouring pairs, in place."""
+        rotate_pairs(query, cos, sin)
+        rotate_pairs(key, cos, sin)
         return query, key
 
     def _rotate_whole(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -126,6 +139,17 @@ def adjacent_heads(first: Tensor, second: Tensor) -> Tensor | None:
     ):
         return None
     return first.as_strided((first.shape[0], heads + second.shape[1], head_dim), first.stride())
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate the pairs (2i, 2i + 1) of the first 2 * cos.shape[-1] elements of [T, N, D] in place."""
+    pairs = x[..., : 2 * cos.shape[-1]].unflatten(-1, (-1, 2))
+    first, second = pairs.unbind(-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    new_first = torch.addcmul(first * cos, second, sin, value=-1)
+    new_second = torch.addcmul(second * cos, first, sin)
+    first.copy_(new_first)
+    second.copy_(new_second)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -9,9 +9,6 @@ from sglang_lite.execution.build import EngineLimits, build_executor
 from sglang_lite.models.description import ModelDescription, read_description
 from sglang_lite.types import StartupError
 
-KV_TENSORS = 2
-"""Tensors per token and layer: keys and values."""
-
 
 def build_core_parts(config: ServerConfig, report: Report) -> CoreParts:
     """Load the model and allocate the pool as a prepared configuration says.
@@ -47,7 +44,7 @@ def engine_info(config: ServerConfig, description: ModelDescription, limits: Eng
             num_layers=geometry.num_layers,
             kv_heads=geometry.num_kv_heads,
             head_dim=geometry.head_dim,
-            kv_tensors_per_token=KV_TENSORS,
+            kv_tensors_per_token=geometry.num_tensors,
             bytes_per_token=geometry.bytes_per_token,
             page_size_bytes=geometry.page_bytes,
         ),

@@ -66,6 +66,9 @@ class ReferenceOperations:
     def rotary_neox(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return _rotate(query, cos, sin), _rotate(key, cos, sin)
 
+    def rotary_interleaved(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return _rotate_interleaved(query, cos, sin), _rotate_interleaved(key, cos, sin)
+
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
@@ -111,6 +114,14 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos[:, None, :], sin[:, None, :]
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     return torch.cat([rotated.to(x.dtype), rest], dim=-1)
+
+
+def _rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The pairs (2i, 2i + 1) as complex numbers times exp(i angle)."""
+    width = 2 * cos.shape[-1]
+    turning = torch.view_as_complex(x[..., :width].float().unflatten(-1, (-1, 2)).contiguous())
+    turned = torch.view_as_real(turning * torch.complex(cos, sin)[:, None, :]).flatten(-2)
+    return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, sliding_window: int | None) -> Tensor:
