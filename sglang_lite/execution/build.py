@@ -21,9 +21,8 @@ from sglang_lite.execution.memory import available_memory, plan_kv_budget
 from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.execution.warm_up import warm_up
 from sglang_lite.models.base import CausalLanguageModel
-from sglang_lite.models.dense_names import expected_tensors
 from sglang_lite.models.description import ModelDescription
-from sglang_lite.models.registry import load_model
+from sglang_lite.models.registry import expected_tensors, load_model
 from sglang_lite.models.repository import resolve_model_path
 from sglang_lite.types import StartupError
 

@@ -5,7 +5,7 @@ A damaged or mismatched checkpoint is found here, before any weight is read or m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,23 @@ class Checkpoint:
         if index.is_file():
             return cls(directory, _read_indexed(index))
         return cls(directory, _read_unindexed(_unindexed_files(directory)))
+
+    def renamed(self, canonical_name: Callable[[str], str]) -> Checkpoint:
+        """The same tensors under other names, of which several spellings may lead to one.
+
+        Raises:
+            StartupError: two tensors get one name.
+        """
+        tensors: dict[str, TensorEntry] = {}
+        for name, entry in self.tensors.items():
+            canonical = canonical_name(name)
+            if canonical in tensors:
+                raise StartupError(
+                    f"tensors {tensors[canonical].name} and {name} ({entry.file}) are spellings of one tensor, "
+                    f"{canonical}; the checkpoint must hold it once"
+                )
+            tensors[canonical] = entry
+        return Checkpoint(self.directory, tensors)
 
     def require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check that every tensor of ``shapes`` is there, with that shape and a floating-point type.

@@ -76,9 +76,7 @@ class DenseDecoder:
         return self._lm_head(hidden).float()
 
 
-def build_dense_decoder(
-    description: ModelDescription, reader: WeightReader, ops: Operations, num_positions: int
-) -> DenseDecoder:
+def build(description: ModelDescription, reader: WeightReader, ops: Operations, num_positions: int) -> DenseDecoder:
     """Read the weights and hand the matrices to the device's packing.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_lite.models.description import ModelDescription
+from sglang_lite.models.model_description import ModelDescription
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

@@ -5,22 +5,51 @@ Only ``load_model`` imports torch; the rest serves the start-up checks of the fr
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sglang_lite.models.checkpoint import Checkpoint
-from sglang_lite.models.dense_names import expected_tensors
 from sglang_lite.models.description import ModelDescription, read_description
-from sglang_lite.models.families import resolve_architecture, supported_architectures
+from sglang_lite.models.families import FAMILIES, resolve_architecture, supported_architectures
+from sglang_lite.models.family import Shapes
 
 if TYPE_CHECKING:
     import torch
 
     from sglang_lite.adapters.base import Operations
     from sglang_lite.models.base import CausalLanguageModel
+    from sglang_lite.models.weight_reader import WeightReader
 
-__all__ = ["check_checkpoint", "load_model", "resolve_architecture", "supported_architectures"]
+__all__ = ["check_checkpoint", "expected_tensors", "load_model", "resolve_architecture", "supported_architectures"]
+
+OUTPUT_MATRIX = "lm_head.weight"
+
+
+def expected_tensors(description: ModelDescription) -> Shapes:
+    """name -> shape of every tensor the model reads, in reading order."""
+    return FAMILIES[description.architecture].expected_tensors(description)
+
+
+def open_checkpoint(directory: Path | str, description: ModelDescription) -> Checkpoint:
+    """The checkpoint of a directory, its tensors under the names that the family uses.
+
+    Raises:
+        StartupError: the files are not a checkpoint.
+    """
+    return Checkpoint.open(directory).renamed(FAMILIES[description.architecture].canonical_name)
+
+
+def settle_output_matrix(description: ModelDescription, checkpoint: Checkpoint) -> ModelDescription:
+    """The description with ``tie_word_embeddings`` as the checkpoint has it.
+
+    The two configurations of a wrapped decoder may disagree about it; whether an output matrix is there does not.
+    """
+    if not description.is_wrapped:
+        return description
+    return dataclasses.replace(description, tie_word_embeddings=OUTPUT_MATRIX not in checkpoint.tensors)
 
 
 def check_checkpoint(directory: Path | str, description: ModelDescription) -> Checkpoint:
@@ -29,9 +58,17 @@ def check_checkpoint(directory: Path | str, description: ModelDescription) -> Ch
     Raises:
         StartupError: names the file and the tensor at fault.
     """
-    checkpoint = Checkpoint.open(directory)
-    checkpoint.require(expected_tensors(description))
+    checkpoint = open_checkpoint(directory, description)
+    checkpoint.require(expected_tensors(settle_output_matrix(description, checkpoint)))
     return checkpoint
+
+
+class _ModelModule(Protocol):
+    """A module that wires a family."""
+
+    def build(
+        self, description: ModelDescription, reader: WeightReader, ops: Operations, num_positions: int
+    ) -> CausalLanguageModel: ...
 
 
 def load_model(
@@ -58,15 +95,16 @@ def load_model(
     """
     import torch
 
-    from sglang_lite.models.dense import build_dense_decoder
     from sglang_lite.models.load_progress import LoadProgress
     from sglang_lite.models.weight_reader import WeightReader
 
     description = read_description(path, overrides)
     checkpoint = check_checkpoint(path, description)
+    description = settle_output_matrix(description, checkpoint)
     num_bytes = sum(checkpoint.tensors[name].num_bytes for name in expected_tensors(description))
     bar = LoadProgress(num_bytes, enabled=progress)
     num_positions = max(description.context_length, context_length or 0)
+    module = cast("_ModelModule", importlib.import_module(FAMILIES[description.architecture].module))
     with WeightReader(checkpoint, dtype or torch.float32, ops.device, bar) as reader:
-        model = build_dense_decoder(description, reader, ops, num_positions)
+        model = module.build(description, reader, ops, num_positions)
     return model, description
