@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_lite.models.config_files import ConfigReader
 from sglang_lite.models.model_description import KVDescription, ModelDescription
+from sglang_lite.models.quantization import read_quantization
 from sglang_lite.models.rope_config import extended_context_length, read_rope
 from sglang_lite.types import StartupError
 
@@ -36,7 +37,6 @@ def describe_decoder(
     Raises:
         StartupError: a field is absent, malformed or not supported.
     """
-    refuse_quantization(config)
     if config.values.get(activation_key, activation) != activation:
         raise config.error(activation_key, f"{activation!r} for this architecture")
     num_layers = config.integer("num_hidden_layers")
@@ -66,19 +66,9 @@ def describe_decoder(
         pad_token_id=next(iter(config.token_ids("pad_token_id")), None),
         dtype=_dtype(config.values),
         kv=KVDescription(num_layers=num_layers, num_kv_heads=num_kv_heads, key_width=head_dim, value_width=head_dim),
+        quantization=read_quantization(config),
         generation_defaults=_generation_defaults(generation),
     )
-
-
-def refuse_quantization(config: ConfigReader) -> None:
-    """Raise StartupError for a quantized checkpoint."""
-    quantization = config.values.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method", "unnamed") if isinstance(quantization, Mapping) else quantization
-        raise StartupError(
-            f"{config.source}: quantization method {method!r} (quantization_config) is not supported on this device; "
-            f"use an unquantized checkpoint (float32, bfloat16 or float16)"
-        )
 
 
 def text_config(config: ConfigReader) -> ConfigReader:

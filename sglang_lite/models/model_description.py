@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sglang_lite.layers.rope_parameters import RopeParameters
+from sglang_lite.models.quantization import QuantizationDescription
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,7 @@ class KVDescription:
         num_kv_heads: heads of a key or value (1 for a latent row that all heads share).
         key_width, value_width: elements of one head's key and value.
         num_tensors: 2 for keys and values, 1 when the value is a part of the key's row.
+        total_heads: heads of the whole model, where this describes one rank's share of it; 0 where it is whole.
     """
 
     num_layers: int
@@ -24,6 +26,7 @@ class KVDescription:
     key_width: int
     value_width: int
     num_tensors: int = 2
+    total_heads: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +45,6 @@ class RecurrentDescription:
     num_heads: int
     key_dim: int
     value_dim: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizationDescription:
-    """How a checkpoint stores its matrices.
-
-    Attributes:
-        method: ``quant_method`` of the configuration.
-    """
-
-    method: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
