@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from sglang_lite.adapters.base import AttentionPlan, Operations, PackedLinear
 from sglang_lite.layers.attention import Attention, AttentionShape
 from sglang_lite.layers.mlp import GatedMLP
+from sglang_lite.layers.parallel import ParallelEmbedding
 from sglang_lite.layers.rotary import RotaryTable
 from sglang_lite.models.dense_names import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
 from sglang_lite.models.description import ModelDescription
@@ -39,7 +41,7 @@ class DenseDecoder:
         description: ModelDescription,
         ops: Operations,
         rotary: RotaryTable,
-        embedding: Tensor,
+        embed: ParallelEmbedding,
         first_norm: Tensor,
         layers: list[DenseLayer],
         lm_head: PackedLinear,
@@ -51,7 +53,7 @@ class DenseDecoder:
         self._ops = ops
         self._eps = description.rms_norm_eps
         self._rotary = rotary
-        self._embedding = embedding
+        self._embed = embed
         self._first_norm = first_norm
         self._layers = layers
         self._lm_head = lm_head
@@ -61,7 +63,7 @@ class DenseDecoder:
         """int64[T] ids and positions -> [T, hidden], after the final norm. Writes the tokens' KV into the pool."""
         add_rms_norm, eps = self._ops.add_rms_norm, self._eps
         cos, sin = self._rotary.at(positions)
-        residual = self._ops.embedding(token_ids, self._embedding)
+        residual = self._embed(token_ids)
         x = self._ops.rms_norm(residual, self._first_norm, eps)
         for layer in self._layers:
             x = layer.attention(x, cos, sin, pool, plan)
@@ -85,7 +87,7 @@ def build(description: ModelDescription, reader: WeightReader, ops: Operations, 
         ops: operations of the device the model runs on.
         num_positions: positions the rotary table covers.
     """
-    embedding = reader.read(EMBEDDING)
+    embedding = reader.read_vocabulary(EMBEDDING)
     first_norm = next_norm = reader.read(f"{layer_prefix(0)}input_layernorm.weight")
     linears = LinearLoader(reader, ops)
     layers: list[DenseLayer] = []
@@ -94,9 +96,10 @@ def build(description: ModelDescription, reader: WeightReader, ops: Operations, 
         next_norm = reader.read(FINAL_NORM if is_last else f"{layer_prefix(layer + 1)}input_layernorm.weight")
         layers.append(_build_layer(description, reader, linears, ops, layer, next_norm))
     tied = description.tie_word_embeddings
-    lm_head = ops.pack_linear(embedding, None, shared=True) if tied else linears.vocabulary(LM_HEAD)
+    lm_head = linears.tied_vocabulary(embedding, description.vocab_size) if tied else linears.vocabulary(LM_HEAD)
+    embed = ParallelEmbedding(ops, embedding, reader.parallel)
     rotary = RotaryTable(description.rope, num_positions, ops.device)
-    return DenseDecoder(description, ops, rotary, embedding, first_norm, layers, lm_head)
+    return DenseDecoder(description, ops, rotary, embed, first_norm, layers, lm_head)
 
 
 def _build_layer(
@@ -109,9 +112,9 @@ def _build_layer(
 ) -> DenseLayer:
     prefix = layer_prefix(layer)
 
-    def column(*names: str, has_bias: bool) -> PackedLinear:
+    def column(*names: str, has_bias: bool, parts: Sequence[int] | None = None) -> PackedLinear:
         biases = [f"{prefix}{name}.bias" for name in names] if has_bias else None
-        return linears.column([f"{prefix}{name}.weight" for name in names], bias_names=biases)
+        return linears.column([f"{prefix}{name}.weight" for name in names], bias_names=biases, parts=parts)
 
     def row(name: str, *, has_bias: bool) -> PackedLinear:
         return linears.row(f"{prefix}{name}.weight", bias_name=f"{prefix}{name}.bias" if has_bias else None)
@@ -126,7 +129,13 @@ def _build_layer(
             scale=description.head_dim**-0.5,
         ),
         layer,
-        column("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", has_bias=description.qkv_bias),
+        column(
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            has_bias=description.qkv_bias,
+            parts=linears.head_parts(description),
+        ),
         row("self_attn.o_proj", has_bias=description.output_bias),
         query_norm=reader.read(f"{prefix}self_attn.q_norm.weight") if has_norms else None,
         key_norm=reader.read(f"{prefix}self_attn.k_norm.weight") if has_norms else None,

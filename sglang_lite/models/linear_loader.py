@@ -7,20 +7,13 @@ matrices or quantized ones, is settled here and in the reader.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+
+from torch import Tensor
 
 from sglang_lite.adapters.base import Operations, PackedLinear
+from sglang_lite.layers.parallel import ParallelGroup, row_parallel, vocabulary_parallel
+from sglang_lite.models.model_description import ModelDescription
 from sglang_lite.models.weight_reader import Shard, WeightReader
-
-
-class Ranks(Protocol):
-    """This rank's place among those that share the model; a ``ParallelGroup`` is one."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
 
 
 class LinearLoader:
@@ -29,29 +22,43 @@ class LinearLoader:
     Args:
         reader: of the checkpoint.
         ops: operations of the device; its packing takes the matrices over.
-        parallel: the ranks that share the model; None for one that has it all.
+        parallel: the ranks that share the model; None for those of the reader.
     """
 
-    def __init__(self, reader: WeightReader, ops: Operations, parallel: Ranks | None = None) -> None:
+    def __init__(self, reader: WeightReader, ops: Operations, parallel: ParallelGroup | None = None) -> None:
         self._reader = reader
         self._ops = ops
-        self._rank, self._size = (parallel.rank, parallel.size) if parallel is not None else (0, 1)
+        self._parallel = reader.parallel if parallel is None else parallel
+        self._rank, self._size = self._parallel.rank, self._parallel.size
 
-    def column(self, names: Sequence[str], *, bias_names: Sequence[str] | None = None) -> PackedLinear:
+    def column(
+        self,
+        names: Sequence[str],
+        *,
+        bias_names: Sequence[str] | None = None,
+        parts: Sequence[int] | None = None,
+    ) -> PackedLinear:
         """Projections of one input, split by output: each rank computes its part of every one of them.
 
         Args:
             names: weight tensors [out, in]; merged by rows, in this order.
             bias_names: one bias tensor [out] for each of them, or None.
+            parts: how many different parts each of them has at most, where that may be fewer than there are ranks:
+                neighbouring ranks then hold the same part (key and value projections, with their number of heads).
 
         Raises:
             StartupError: a tensor cannot be read, or an output does not divide over the ranks.
         """
-        shard = self._shard(dim=0)
-        return self._load(names, bias_names, shard, shard)
+        shards = [self._part(count) for count in parts] if parts is not None else [self._shard(dim=0)] * len(names)
+        return self._load(names, bias_names, shards, shards)
+
+    def head_parts(self, description: ModelDescription) -> tuple[int, int, int]:
+        """``parts`` of merged query, key and value projections, from this rank's share of a description."""
+        heads = description.kv.total_heads or description.kv.num_kv_heads
+        return self._size, heads, heads
 
     def row(self, name: str, *, bias_name: str | None = None) -> PackedLinear:
-        """A projection split by input: the caller adds up the results of all ranks.
+        """A projection split by input; its result is already the sum over all ranks.
 
         The bias is added by the first rank alone, so that the sum holds it once.
 
@@ -59,25 +66,33 @@ class LinearLoader:
             StartupError: a tensor cannot be read, or the input does not divide over the ranks.
         """
         bias_names = [bias_name] if bias_name is not None and self._rank == 0 else None
-        return self._load([name], bias_names, self._shard(dim=1), None)
+        return row_parallel(self._load([name], bias_names, self._shard(dim=1), None), self._parallel)
 
     def replicated(self, names: Sequence[str], *, bias_names: Sequence[str] | None = None) -> PackedLinear:
         """Projections of one input, merged by rows and whole on every rank."""
         return self._load(names, bias_names, None, None)
 
     def vocabulary(self, name: str) -> PackedLinear:
-        """The output projection [vocab, hidden], split by token: ranks gather the logits."""
-        return self._load([name], None, self._shard(dim=0), None)
+        """The output projection [vocab, hidden], split by token; its result is already gathered from all ranks."""
+        return self.tied_vocabulary(self._reader.read_vocabulary(name), self._reader.rows_of(name), shared=False)
+
+    def tied_vocabulary(self, weight: Tensor, vocab_size: int, *, shared: bool = True) -> PackedLinear:
+        """As ``vocabulary``, from rows that ``WeightReader.read_vocabulary`` gave (the embedding's, when shared)."""
+        return vocabulary_parallel(self._ops.pack_linear(weight, None, shared=shared), self._parallel, vocab_size)
 
     def _shard(self, *, dim: int) -> Shard | None:
         return Shard(dim, self._rank, self._size) if self._size > 1 else None
+
+    def _part(self, most: int) -> Shard | None:
+        count = min(most, self._size)
+        return Shard(0, self._rank * count // self._size, count) if count > 1 else None
 
     def _load(
         self,
         names: Sequence[str],
         bias_names: Sequence[str] | None,
-        weight_shard: Shard | None,
-        bias_shard: Shard | None,
+        weight_shard: Shard | Sequence[Shard | None] | None,
+        bias_shard: Shard | Sequence[Shard | None] | None,
     ) -> PackedLinear:
         weight = self._reader.read_merged(names, weight_shard)
         bias = self._reader.read_merged(bias_names, bias_shard) if bias_names is not None else None

@@ -15,11 +15,14 @@ from sglang_lite.models.checkpoint import Checkpoint
 from sglang_lite.models.description import ModelDescription, read_description
 from sglang_lite.models.families import FAMILIES, resolve_architecture, supported_architectures
 from sglang_lite.models.family import Shapes
+from sglang_lite.models.quantized_storage import CheckpointLayout, find_layout
+from sglang_lite.models.share import share_of
 
 if TYPE_CHECKING:
     import torch
 
     from sglang_lite.adapters.base import Operations
+    from sglang_lite.layers.parallel import ParallelGroup
     from sglang_lite.models.base import CausalLanguageModel
     from sglang_lite.models.weight_reader import WeightReader
 
@@ -59,8 +62,17 @@ def check_checkpoint(directory: Path | str, description: ModelDescription) -> Ch
         StartupError: names the file and the tensor at fault.
     """
     checkpoint = open_checkpoint(directory, description)
-    checkpoint.require(expected_tensors(settle_output_matrix(description, checkpoint)))
+    checkpoint.require(stored_tensors(settle_output_matrix(description, checkpoint), checkpoint).required)
     return checkpoint
+
+
+def stored_tensors(description: ModelDescription, checkpoint: Checkpoint) -> CheckpointLayout:
+    """How the checkpoint stores what the model reads; the same as ``expected_tensors`` where nothing is quantized.
+
+    Raises:
+        StartupError: a matrix cannot be stored in the way that config.json states.
+    """
+    return find_layout(expected_tensors(description), checkpoint, description.quantization)
 
 
 class _ModelModule(Protocol):
@@ -79,6 +91,7 @@ def load_model(
     overrides: Mapping[str, Any] | None = None,
     context_length: int | None = None,
     progress: bool = True,
+    parallel: ParallelGroup | None = None,
 ) -> tuple[CausalLanguageModel, ModelDescription]:
     """Read a model directory and build the model on the device of ``ops``.
 
@@ -89,22 +102,29 @@ def load_model(
         overrides: top-level keys that replace those of config.json.
         context_length: positions to prepare for, when more than the model's own context length.
         progress: draw a progress bar for long loads.
+        parallel: the ranks that share the model; None for one that has it all.
+
+    Returns:
+        The model, and the description of the whole model.
 
     Raises:
         StartupError: the configuration or the checkpoint is not usable; nothing was read in that case.
     """
     import torch
 
+    from sglang_lite.layers.parallel import SINGLE
     from sglang_lite.models.load_progress import LoadProgress
     from sglang_lite.models.weight_reader import WeightReader
 
     description = read_description(path, overrides)
     checkpoint = check_checkpoint(path, description)
     description = settle_output_matrix(description, checkpoint)
-    num_bytes = sum(checkpoint.tensors[name].num_bytes for name in expected_tensors(description))
+    layout = stored_tensors(description, checkpoint)
+    num_bytes = sum(checkpoint.tensors[name].num_bytes for name in layout.required)
     bar = LoadProgress(num_bytes, enabled=progress)
     num_positions = max(description.context_length, context_length or 0)
     module = cast("_ModelModule", importlib.import_module(FAMILIES[description.architecture].module))
-    with WeightReader(checkpoint, dtype or torch.float32, ops.device, bar) as reader:
-        model = module.build(description, reader, ops, num_positions)
+    group = parallel or SINGLE
+    with WeightReader(checkpoint, dtype or torch.float32, ops.device, bar, group) as reader:
+        model = module.build(share_of(description, group.size), reader, ops, num_positions)
     return model, description

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sglang_lite.layers.parallel import SINGLE, ParallelGroup, VocabularyRows
 from sglang_lite.models.checkpoint import Checkpoint
 from sglang_lite.models.load_progress import LoadProgress
 from sglang_lite.models.safetensors_header import TensorEntry
@@ -47,6 +48,18 @@ class Shard:
         return (*[slice(None)] * self.dim, slice(self.index * extent, (self.index + 1) * extent))
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows ``start`` to ``stop`` of a matrix."""
+
+    start: int
+    stop: int
+
+    def slices(self, whole: tuple[int, ...]) -> tuple[slice, ...]:
+        """Where they lie in the whole."""
+        return (slice(self.start, self.stop), *[slice(None)] * (len(whole) - 1))
+
+
 class WeightReader:
     """Reads tensors of a checkpoint into fresh memory of one element type.
 
@@ -58,11 +71,18 @@ class WeightReader:
         dtype: element type of the results.
         device: where they live.
         progress: counts the bytes read.
+        parallel: the ranks that share the model; whoever reads asks it which parts are this rank's.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: LoadProgress
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: LoadProgress,
+        parallel: ParallelGroup = SINGLE,
     ) -> None:
+        self.parallel = parallel
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device
@@ -83,26 +103,42 @@ class WeightReader:
         """One tensor, in the reader's type, in memory of its own."""
         return self.read_merged([name])
 
-    def read_merged(self, names: Sequence[str], shard: Shard | None = None) -> Tensor:
-        """Tensors stacked along their first dimension; with ``shard``, that part of each of them.
+    def rows_of(self, name: str) -> int:
+        """First extent of a tensor in the checkpoint."""
+        return self._checkpoint.tensors[name].shape[0]
+
+    def read_vocabulary(self, name: str) -> Tensor:
+        """This rank's rows of a matrix [vocab, hidden], padded with zeros to the length that all ranks have."""
+        if self.parallel.size == 1:
+            return self.read(name)
+        entry = self._checkpoint.tensors[name]
+        rows = VocabularyRows(entry.shape[0], self.parallel)
+        part = torch.zeros(rows.length, *entry.shape[1:], dtype=self._dtype, device=self._device)
+        part[: rows.stop - rows.start].copy_(self._stored(entry, Span(rows.start, rows.stop)))
+        self._progress.advance(entry.num_bytes)
+        return part
+
+    def read_merged(self, names: Sequence[str], shard: Shard | Sequence[Shard | None] | None = None) -> Tensor:
+        """Tensors stacked along their first dimension; with ``shard``, that part of each of them (or one for each).
 
         Raises:
             StartupError: a file cannot be read as safetensors, or an extent does not divide into the parts; names
                 the tensor.
         """
         entries = [self._checkpoint.tensors[name] for name in names]
-        shapes = [_part_shape(entry, shard) for entry in entries]
+        shards = [shard] * len(entries) if shard is None or isinstance(shard, Shard) else shard
+        shapes = [_part_shape(entry, part) for entry, part in zip(entries, shards, strict=True)]
         rows = sum(shape[0] for shape in shapes)
         merged = torch.empty(rows, *shapes[0][1:], dtype=self._dtype, device=self._device)
         start = 0
-        for entry, shape in zip(entries, shapes, strict=True):
+        for entry, shape, part in zip(entries, shapes, shards, strict=True):
             stop = start + shape[0]
-            merged[start:stop].copy_(self._stored(entry, shard))
+            merged[start:stop].copy_(self._stored(entry, part))
             self._progress.advance(entry.num_bytes)
             start = stop
         return merged
 
-    def _stored(self, entry: TensorEntry, shard: Shard | None) -> Tensor:
+    def _stored(self, entry: TensorEntry, shard: Shard | Span | None) -> Tensor:
         """A tensor, or its part, as the file has it."""
         try:
             file = self._file(entry.file)
