@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.moe import MoEOperations
+from sglang_lite.adapters.recurrent import RecurrentOperations
 from sglang_lite.types import Int32Array
 
 
@@ -118,6 +119,9 @@ class Operations(Protocol):
 
     @property
     def moe(self) -> MoEOperations: ...
+
+    @property
+    def recurrent(self) -> RecurrentOperations: ...
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> PackedLinear:
         """Take over ``weight`` [out, in] (and ``bias`` [out]); the caller drops its references.

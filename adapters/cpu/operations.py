@@ -10,7 +10,9 @@ from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry,
 from sglang_lite.adapters.cpu.attention import CpuAttention, CpuAttentionPlan
 from sglang_lite.adapters.cpu.linear import CpuLinear, LinearCalibration
 from sglang_lite.adapters.cpu.moe import CpuMoE
+from sglang_lite.adapters.cpu.recurrent import CpuRecurrent
 from sglang_lite.adapters.moe import MoEOperations
+from sglang_lite.adapters.recurrent import RecurrentOperations
 
 _FEW_TOKENS = 8
 """Up to this many tokens dispatch costs more than memory traffic, so fewer operations win."""
@@ -29,6 +31,7 @@ class CpuOperations:
         self._calibration = LinearCalibration(measure=measure)
         self._attention = CpuAttention(workspace_bytes)
         self._moe = CpuMoE()
+        self._recurrent = CpuRecurrent()
         self._epsilons: dict[float, Tensor] = {}
         self._whole_heads: tuple[Tensor, Tensor, Tensor] | None = None
 
@@ -39,6 +42,10 @@ class CpuOperations:
     @property
     def moe(self) -> MoEOperations:
         return self._moe
+
+    @property
+    def recurrent(self) -> RecurrentOperations:
+        return self._recurrent
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> PackedLinear:
         """Take over ``weight`` [out, in] in the layout measured fastest for its shape."""

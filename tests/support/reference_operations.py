@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry
+from tests.support.recurrent_reference import ReferenceRecurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class ReferenceOperations:
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    @property
+    def recurrent(self) -> ReferenceRecurrent:
+        return ReferenceRecurrent()
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> ReferenceLinear:
         return ReferenceLinear(weight, bias)
