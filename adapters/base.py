@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sglang_lite.adapters.latent import LatentOperations
 from sglang_lite.adapters.moe import MoEOperations
 from sglang_lite.adapters.recurrent import RecurrentOperations
 from sglang_lite.types import Int32Array
@@ -116,6 +117,9 @@ class Operations(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def latent(self) -> LatentOperations: ...
 
     @property
     def moe(self) -> MoEOperations: ...

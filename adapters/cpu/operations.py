@@ -8,9 +8,11 @@ from torch.nn import functional
 
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, PackedLinear
 from sglang_lite.adapters.cpu.attention import CpuAttention, CpuAttentionPlan
+from sglang_lite.adapters.cpu.latent_attention import CpuLatentAttention
 from sglang_lite.adapters.cpu.linear import CpuLinear, LinearCalibration
 from sglang_lite.adapters.cpu.moe import CpuMoE
 from sglang_lite.adapters.cpu.recurrent import CpuRecurrent
+from sglang_lite.adapters.latent import LatentOperations
 from sglang_lite.adapters.moe import MoEOperations
 from sglang_lite.adapters.recurrent import RecurrentOperations
 
@@ -30,6 +32,7 @@ class CpuOperations:
     def __init__(self, *, measure: bool = True, workspace_bytes: int = 0) -> None:
         self._calibration = LinearCalibration(measure=measure)
         self._attention = CpuAttention(workspace_bytes)
+        self._latent = CpuLatentAttention()
         self._moe = CpuMoE()
         self._recurrent = CpuRecurrent()
         self._epsilons: dict[float, Tensor] = {}
@@ -38,6 +41,10 @@ class CpuOperations:
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    @property
+    def latent(self) -> LatentOperations:
+        return self._latent
 
     @property
     def moe(self) -> MoEOperations:
@@ -110,6 +117,8 @@ class CpuOperations:
 
     def plan_attention(self, batch: AttentionBatch, geometry: KVGeometry) -> AttentionPlan:
         """Indices, masks and scratch of a step."""
+        if geometry.num_tensors == 1:
+            return self._latent.plan(batch, geometry)
         return self._attention.plan(batch, geometry)
 
     def attention(
@@ -150,8 +159,8 @@ def adjacent_heads(first: Tensor, second: Tensor) -> Tensor | None:
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate the pairs (2i, 2i + 1) of the first 2 * cos.shape[-1] elements of [T, N, D] in place."""
-    pairs = x[..., : 2 * cos.shape[-1]].unflatten(-1, (-1, 2))
-    first, second = pairs.unbind(-1)
+    width = 2 * cos.shape[-1]
+    first, second = x[..., 0:width:2], x[..., 1:width:2]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     new_first = torch.addcmul(first * cos, second, sin, value=-1)
     new_second = torch.addcmul(second * cos, first, sin)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry
+from sglang_lite.adapters.latent import LatentOperations
 from tests.support.recurrent_reference import ReferenceRecurrent
+from tests.support.reference_latent import ReferenceLatent, ReferencePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,6 @@ class ReferenceLinear:
         return product if self.bias is None else product + self.bias
 
 
-@dataclass(frozen=True, slots=True)
-class ReferencePlan(AttentionPlan):
-    """Everything of the step, unprepared."""
-
-    batch: AttentionBatch
-    page_size: int
-
-
 class ReferenceOperations:
     """See ``sglang_lite.adapters.base.Operations`` for the contracts."""
 
@@ -52,6 +46,10 @@ class ReferenceOperations:
     @property
     def recurrent(self) -> ReferenceRecurrent:
         return ReferenceRecurrent()
+
+    @property
+    def latent(self) -> LatentOperations:
+        return ReferenceLatent()
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> ReferenceLinear:
         return ReferenceLinear(weight, bias)
