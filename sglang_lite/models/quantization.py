@@ -17,8 +17,8 @@ from sglang_lite.models.config_files import ConfigReader
 from sglang_lite.types import StartupError
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
-INT4_VALUES_PER_WORD = 8
-"""4-bit values in a stored 32-bit word."""
+WORD_BITS = 32
+"""Width of the words that small integers are packed into."""
 
 
 class Granularity(Enum):
@@ -59,28 +59,48 @@ class AwqScheme:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptqScheme:
-    """GPTQ: int32 words of 8 inputs; weight = (stored - zero) * scale, groups of inputs chosen by ``g_idx``.
+    """GPTQ: words of neighbouring inputs; weight = (stored - zero) * scale, groups of inputs chosen by ``g_idx``.
 
     Attributes:
+        bits: of a value: 2, 4 or 8.
         group_size: inputs that share a scale and a zero; None for all of them.
         activation_order: groups are not runs of neighbouring inputs, so ``g_idx`` has to be there.
         zero_offset: what is added to a stored zero: 1 in the first format, 0 in ``gptq_v2``.
     """
 
+    bits: int
     group_size: int | None
     activation_order: bool
     zero_offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedInt4Scheme:
-    """compressed-tensors ``pack-quantized``: int32 words of 8 inputs; weight = (stored - 8) * scale.
+class Int8Scheme:
+    """compressed-tensors ``int-quantized``: int8 weights [out, in]; weight = stored * scale.
 
     Attributes:
-        group_size: inputs that share a scale; None for one scale an output.
+        granularity: one scale, or one an output.
     """
 
+    granularity: Granularity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedIntScheme:
+    """compressed-tensors ``pack-quantized``: words of neighbouring inputs;
+    weight = (stored - 2^(bits - 1) - zero) * scale.
+
+    Attributes:
+        bits: of a value: 4 or 8.
+        group_size: inputs that share a scale; None for one scale an output.
+        symmetric: the checkpoint holds no zeros.
+        activation_order: groups are not runs of neighbouring inputs but chosen by ``weight_g_idx``.
+    """
+
+    bits: int
     group_size: int | None
+    symmetric: bool = True
+    activation_order: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +108,7 @@ class Mxfp4Scheme:
     """Expert matrices as 4-bit floats (e2m1) in blocks of 32 inputs with one power of two each."""
 
 
-Scheme = Fp8Scheme | AwqScheme | GptqScheme | PackedInt4Scheme | Mxfp4Scheme
+Scheme = Fp8Scheme | Int8Scheme | AwqScheme | GptqScheme | PackedIntScheme | Mxfp4Scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +184,12 @@ def _awq(config: ConfigReader) -> AwqScheme:
 
 
 def _gptq(config: ConfigReader) -> GptqScheme:
-    _require(config, "bits", 4)
+    bits = _one_of(config, "bits", (2, 4, 8), 4)
     layout = _choice(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     if config.values.get("dynamic"):
         raise config.error("dynamic", "absent: parameters that differ by module are not supported")
     return GptqScheme(
+        bits=bits,
         group_size=_group_size(config, "group_size"),
         activation_order=config.boolean("desc_act", False),
         zero_offset=1 if layout == "gptq" else 0,
@@ -179,7 +200,7 @@ def _mxfp4(config: ConfigReader) -> Mxfp4Scheme:
     return Mxfp4Scheme()
 
 
-def _compressed_tensors(config: ConfigReader) -> Fp8Scheme | PackedInt4Scheme:
+def _compressed_tensors(config: ConfigReader) -> Scheme:
     for key in ("sparsity_config", "transform_config"):
         part = config.values.get(key)
         if part and not (isinstance(part, Mapping) and part.get("format") == "dense"):
@@ -193,31 +214,50 @@ def _compressed_tensors(config: ConfigReader) -> Fp8Scheme | PackedInt4Scheme:
     return schemes[0]
 
 
-def _compressed_group(config: ConfigReader, group: ConfigReader) -> Fp8Scheme | PackedInt4Scheme:
+def _compressed_group(config: ConfigReader, group: ConfigReader) -> Scheme:
     layout = group.values.get("format") or config.values.get("format")
     weights = _object(group, "weights")
+    match layout:
+        case "float-quantized" | "naive-quantized":
+            return _compressed_float(group, weights)
+        case "int-quantized":
+            _require(weights, "num_bits", 8)
+            _require(weights, "type", "int")
+            _require_symmetric(weights)
+            return Int8Scheme(granularity=_granularity(weights))
+        case "pack-quantized":
+            _require(weights, "type", "int")
+            kind = _choice(weights, "strategy", ("group", "channel"), "group")
+            return PackedIntScheme(
+                bits=_one_of(weights, "num_bits", (4, 8), 4),
+                group_size=_group_size(weights, "group_size") if kind == "group" else None,
+                symmetric=weights.boolean("symmetric", True),
+                activation_order=weights.values.get("actorder") in ("group", True),
+            )
+        case _:
+            raise config.error("format", "'float-quantized', 'naive-quantized', 'int-quantized' or 'pack-quantized'")
+
+
+def _compressed_float(group: ConfigReader, weights: ConfigReader) -> Fp8Scheme:
+    _require(weights, "num_bits", 8)
+    _require(weights, "type", "float")
+    _require_symmetric(weights)
+    activations = group.values.get("input_activations")
+    static = isinstance(activations, Mapping) and activations.get("dynamic") is False
+    if weights.values.get("strategy") == "block":
+        block = _block(weights, "block_structure")
+        return Fp8Scheme(granularity=Granularity.BLOCK, block=block, static_activations=static)
+    return Fp8Scheme(granularity=_granularity(weights), static_activations=static)
+
+
+def _granularity(weights: ConfigReader) -> Granularity:
+    allowed = (Granularity.TENSOR.value, Granularity.CHANNEL.value)
+    return Granularity(_choice(weights, "strategy", allowed, Granularity.TENSOR.value))
+
+
+def _require_symmetric(weights: ConfigReader) -> None:
     if not weights.boolean("symmetric", True):
-        raise weights.error("symmetric", "true")
-    strategy = weights.values.get("strategy")
-    if layout in ("float-quantized", "naive-quantized"):
-        _require(weights, "num_bits", 8)
-        _require(weights, "type", "float")
-        activations = group.values.get("input_activations")
-        static = isinstance(activations, Mapping) and activations.get("dynamic") is False
-        if strategy == "block":
-            block = _block(weights, "block_structure")
-            return Fp8Scheme(granularity=Granularity.BLOCK, block=block, static_activations=static)
-        allowed = (Granularity.TENSOR.value, Granularity.CHANNEL.value)
-        granularity = Granularity(_choice(weights, "strategy", allowed, Granularity.TENSOR.value))
-        return Fp8Scheme(granularity=granularity, static_activations=static)
-    if layout == "pack-quantized":
-        _require(weights, "num_bits", 4)
-        _require(weights, "type", "int")
-        if weights.values.get("actorder") in ("group", True):
-            raise weights.error("actorder", "null, 'static' or 'weight': groups of reordered inputs are not supported")
-        kind = _choice(weights, "strategy", ("group", "channel"), "group")
-        return PackedInt4Scheme(group_size=_group_size(weights, "group_size") if kind == "group" else None)
-    raise config.error("format", "'float-quantized', 'naive-quantized' or 'pack-quantized'")
+        raise weights.error("symmetric", "true in this format")
 
 
 _METHODS: Mapping[str, Callable[[ConfigReader], Scheme]] = MappingProxyType(
@@ -245,6 +285,13 @@ def _require(config: ConfigReader, key: str, expected: int | str, other_key: str
     value = config.values.get(key, expected)
     if (value.lower() if isinstance(value, str) else value) != expected:
         raise config.error(key, f"{expected!r}")
+
+
+def _one_of(config: ConfigReader, key: str, allowed: tuple[int, ...], default: int) -> int:
+    value = config.values.get(key, default)
+    if type(value) is not int or value not in allowed:
+        raise config.error(key, " or ".join(str(choice) for choice in allowed))
+    return value
 
 
 def _choice(config: ConfigReader, key: str, allowed: tuple[str, ...], default: str) -> str:

@@ -13,13 +13,14 @@ from typing import assert_never
 from sglang_lite.models.checkpoint import Checkpoint, TensorRequirement
 from sglang_lite.models.family import Shapes
 from sglang_lite.models.quantization import (
-    INT4_VALUES_PER_WORD,
+    WORD_BITS,
     AwqScheme,
     Fp8Scheme,
     GptqScheme,
     Granularity,
+    Int8Scheme,
     Mxfp4Scheme,
-    PackedInt4Scheme,
+    PackedIntScheme,
     QuantizationDescription,
     Scheme,
 )
@@ -31,8 +32,10 @@ MXFP4_BLOCK = 32
 
 _INT32 = frozenset({"I32"})
 _INTEGER = frozenset({"I32", "I64"})
+_INT8 = frozenset({"I8"})
 _FP8 = frozenset({"F8_E4M3"})
 _BYTES = frozenset({"U8"})
+_SINGLE_SCALE: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +110,18 @@ def _parts(name: str, shape: tuple[int, ...], scheme: Scheme, checkpoint: Checkp
     match scheme:
         case Fp8Scheme():
             return _fp8_parts(name, shape, scheme)
+        case Int8Scheme():
+            scales = _scale_shapes(shape, scheme.granularity, None)
+            return {
+                "weight": (name, TensorRequirement((shape,), _INT8)),
+                "scale": (f"{name}_scale", TensorRequirement(scales)),
+            }
         case AwqScheme():
             return _awq_parts(name, shape, scheme)
         case GptqScheme():
             return _gptq_parts(name, shape, scheme, checkpoint)
-        case PackedInt4Scheme():
-            return _packed_int4_parts(name, shape, scheme)
+        case PackedIntScheme():
+            return _packed_int_parts(name, shape, scheme)
         case Mxfp4Scheme():
             return _mxfp4_parts(name, shape)
         case _:
@@ -120,27 +129,40 @@ def _parts(name: str, shape: tuple[int, ...], scheme: Scheme, checkpoint: Checkp
 
 
 def _fp8_parts(name: str, shape: tuple[int, ...], scheme: Fp8Scheme) -> _Parts:
-    out, _ = shape
-    match scheme.granularity:
-        case Granularity.TENSOR:
-            shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))
-        case Granularity.CHANNEL:
-            shapes = ((out, 1), (out,))
-        case Granularity.BLOCK:
-            shapes = (tuple(-(-extent // side) for extent, side in zip(shape, scheme.block, strict=True)),)
-        case _:
-            assert_never(scheme.granularity)
-    return {
+    parts = {
         "weight": (name, TensorRequirement((shape,), _FP8)),
-        "scale": (name + scheme.scale_suffix, TensorRequirement(shapes)),
+        "scale": (
+            name + scheme.scale_suffix,
+            TensorRequirement(_scale_shapes(shape, scheme.granularity, scheme.block)),
+        ),
     }
+    if scheme.static_activations:
+        input_scale = f"{name.removesuffix('.weight')}.input_scale"
+        parts["input_scale"] = (input_scale, TensorRequirement(_SINGLE_SCALE))
+    return parts
+
+
+def _scale_shapes(
+    shape: tuple[int, ...], granularity: Granularity, block: tuple[int, int] | None
+) -> tuple[tuple[int, ...], ...]:
+    out, inputs = shape
+    match granularity:
+        case Granularity.TENSOR:
+            return _SINGLE_SCALE
+        case Granularity.CHANNEL:
+            return ((out, 1), (out,))
+        case Granularity.BLOCK:
+            rows, columns = block or (1, inputs)
+            return ((-(-out // rows), -(-inputs // columns)),)
+        case _:
+            assert_never(granularity)
 
 
 def _awq_parts(name: str, shape: tuple[int, ...], scheme: AwqScheme) -> _Parts:
     out, inputs = shape
     stem = name.removesuffix(".weight")
     groups = _groups(name, inputs, scheme.group_size)
-    words = _words(name, out, "outputs")
+    words = _words(name, out, "outputs", 4)
     return {
         "weight": (f"{stem}.qweight", TensorRequirement(((inputs, words),), _INT32)),
         "zeros": (f"{stem}.qzeros", TensorRequirement(((groups, words),), _INT32)),
@@ -152,24 +174,33 @@ def _gptq_parts(name: str, shape: tuple[int, ...], scheme: GptqScheme, checkpoin
     out, inputs = shape
     stem = name.removesuffix(".weight")
     groups = _groups(name, inputs, scheme.group_size)
+    words = _words(name, inputs, "inputs", scheme.bits)
+    zero_words = _words(name, out, "outputs", scheme.bits)
     parts: _Parts = {
-        "weight": (f"{stem}.qweight", TensorRequirement(((_words(name, inputs, "inputs"), out),), _INT32)),
-        "zeros": (f"{stem}.qzeros", TensorRequirement(((groups, _words(name, out, "outputs")),), _INT32)),
+        "weight": (f"{stem}.qweight", TensorRequirement(((words, out),), _INT32)),
+        "zeros": (f"{stem}.qzeros", TensorRequirement(((groups, zero_words),), _INT32)),
         "scale": (f"{stem}.scales", TensorRequirement(((groups, out),))),
     }
     if scheme.activation_order or f"{stem}.g_idx" in checkpoint.tensors:
-        parts["groups"] = (f"{stem}.g_idx", TensorRequirement(((inputs,),), _INTEGER))
+        parts["group_index"] = (f"{stem}.g_idx", TensorRequirement(((inputs,),), _INTEGER))
     return parts
 
 
-def _packed_int4_parts(name: str, shape: tuple[int, ...], scheme: PackedInt4Scheme) -> _Parts:
+def _packed_int_parts(name: str, shape: tuple[int, ...], scheme: PackedIntScheme) -> _Parts:
     out, inputs = shape
     groups = _groups(name, inputs, scheme.group_size)
-    return {
-        "weight": (f"{name}_packed", TensorRequirement(((out, _words(name, inputs, "inputs")),), _INT32)),
+    words = _words(name, inputs, "inputs", scheme.bits)
+    parts: _Parts = {
+        "weight": (f"{name}_packed", TensorRequirement(((out, words),), _INT32)),
         "scale": (f"{name}_scale", TensorRequirement(((out, groups),))),
         "shape": (f"{name}_shape", TensorRequirement(((2,),), _INTEGER)),
     }
+    if not scheme.symmetric:
+        zero_words = _words(name, out, "outputs", scheme.bits)
+        parts["zeros"] = (f"{name}_zero_point", TensorRequirement(((zero_words, groups),), _INT32))
+    if scheme.activation_order:
+        parts["group_index"] = (f"{name}_g_idx", TensorRequirement(((inputs,),), _INTEGER))
+    return parts
 
 
 def _mxfp4_parts(name: str, shape: tuple[int, ...]) -> _Parts:
@@ -193,10 +224,11 @@ def _groups(name: str, inputs: int, group_size: int | None) -> int:
     return inputs // group_size
 
 
-def _words(name: str, extent: int, what: str) -> int:
-    if extent % INT4_VALUES_PER_WORD:
+def _words(name: str, extent: int, what: str, bits: int) -> int:
+    per_word = WORD_BITS // bits
+    if extent % per_word:
         raise StartupError(
-            f"tensor {name} has {extent} {what}, which do not divide into 32-bit words of "
-            f"{INT4_VALUES_PER_WORD} values; such a matrix cannot be stored with 4 bits a value"
+            f"tensor {name} has {extent} {what}, which do not divide into {WORD_BITS}-bit words of {per_word} values; "
+            f"such a matrix cannot be stored with {bits} bits a value"
         )
-    return extent // INT4_VALUES_PER_WORD
+    return extent // per_word

@@ -125,6 +125,6 @@ def load_model(
     num_positions = max(description.context_length, context_length or 0)
     module = cast("_ModelModule", importlib.import_module(FAMILIES[description.architecture].module))
     group = parallel or SINGLE
-    with WeightReader(checkpoint, dtype or torch.float32, ops.device, bar, group) as reader:
+    with WeightReader(checkpoint, dtype or torch.float32, ops.device, bar, group, layout.quantized) as reader:
         model = module.build(share_of(description, group.size), reader, ops, num_positions)
     return model, description

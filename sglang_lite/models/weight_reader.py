@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sglang_lite.adapters.quantized import QuantizedWeight
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup, VocabularyRows
 from sglang_lite.models.checkpoint import Checkpoint
 from sglang_lite.models.load_progress import LoadProgress
+from sglang_lite.models.quantized_storage import StoredMatrix
 from sglang_lite.models.safetensors_header import TensorEntry
+from sglang_lite.models.stored_weights import read_plain, read_stored
 from sglang_lite.types import StartupError
+
+NOTHING_QUANTIZED: Mapping[str, StoredMatrix] = MappingProxyType({})
 
 
 class _Slice(Protocol):
@@ -72,6 +77,8 @@ class WeightReader:
         device: where they live.
         progress: counts the bytes read.
         parallel: the ranks that share the model; whoever reads asks it which parts are this rank's.
+        quantized: the matrices that the checkpoint stores quantized. Reading one of them gives the plain matrix it
+            stands for; for a moment it is in memory as a whole, whatever part of it is asked for.
     """
 
     def __init__(
@@ -81,8 +88,10 @@ class WeightReader:
         device: torch.device,
         progress: LoadProgress,
         parallel: ParallelGroup = SINGLE,
+        quantized: Mapping[str, StoredMatrix] = NOTHING_QUANTIZED,
     ) -> None:
         self.parallel = parallel
+        self._quantized = quantized
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device
@@ -105,17 +114,16 @@ class WeightReader:
 
     def rows_of(self, name: str) -> int:
         """First extent of a tensor in the checkpoint."""
-        return self._checkpoint.tensors[name].shape[0]
+        return self._shape(name)[0]
 
     def read_vocabulary(self, name: str) -> Tensor:
         """This rank's rows of a matrix [vocab, hidden], padded with zeros to the length that all ranks have."""
         if self.parallel.size == 1:
             return self.read(name)
-        entry = self._checkpoint.tensors[name]
-        rows = VocabularyRows(entry.shape[0], self.parallel)
-        part = torch.zeros(rows.length, *entry.shape[1:], dtype=self._dtype, device=self._device)
-        part[: rows.stop - rows.start].copy_(self._stored(entry, Span(rows.start, rows.stop)))
-        self._progress.advance(entry.num_bytes)
+        vocab_size, *others = self._shape(name)
+        rows = VocabularyRows(vocab_size, self.parallel)
+        part = torch.zeros(rows.length, *others, dtype=self._dtype, device=self._device)
+        part[: rows.stop - rows.start].copy_(self._plain(name, Span(rows.start, rows.stop)))
         return part
 
     def read_merged(self, names: Sequence[str], shard: Shard | Sequence[Shard | None] | None = None) -> Tensor:
@@ -125,18 +133,47 @@ class WeightReader:
             StartupError: a file cannot be read as safetensors, or an extent does not divide into the parts; names
                 the tensor.
         """
-        entries = [self._checkpoint.tensors[name] for name in names]
-        shards = [shard] * len(entries) if shard is None or isinstance(shard, Shard) else shard
-        shapes = [_part_shape(entry, part) for entry, part in zip(entries, shards, strict=True)]
+        shards = [shard] * len(names) if shard is None or isinstance(shard, Shard) else shard
+        shapes = [_part_shape(name, self._shape(name), part) for name, part in zip(names, shards, strict=True)]
         rows = sum(shape[0] for shape in shapes)
         merged = torch.empty(rows, *shapes[0][1:], dtype=self._dtype, device=self._device)
         start = 0
-        for entry, shape, part in zip(entries, shapes, shards, strict=True):
+        for name, shape, part in zip(names, shapes, shards, strict=True):
             stop = start + shape[0]
-            merged[start:stop].copy_(self._stored(entry, part))
-            self._progress.advance(entry.num_bytes)
+            merged[start:stop].copy_(self._plain(name, part))
             start = stop
         return merged
+
+    def read_quantized(self, name: str) -> QuantizedWeight | None:
+        """A matrix as the checkpoint stores it, on the host, or None when it is stored plain.
+
+        Raises:
+            StartupError: a file cannot be read, or parts of the matrix contradict each other.
+        """
+        matrix = self._quantized.get(name)
+        return None if matrix is None else read_stored(matrix, self._whole)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        matrix = self._quantized.get(name)
+        return self._checkpoint.tensors[name].shape if matrix is None else matrix.shape
+
+    def _plain(self, name: str, part: Shard | Span | None) -> Tensor:
+        """A tensor, or its part, in a floating-point type."""
+        matrix = self._quantized.get(name)
+        if matrix is not None:
+            whole = read_plain(matrix, self._whole, self._dtype)
+            return whole if part is None else whole[part.slices(matrix.shape)]
+        entry = self._checkpoint.tensors[name]
+        tensor = self._stored(entry, part)
+        self._progress.advance(entry.num_bytes)
+        return tensor
+
+    def _whole(self, name: str) -> Tensor:
+        """A tensor as it is stored."""
+        entry = self._checkpoint.tensors[name]
+        tensor = self._stored(entry, None)
+        self._progress.advance(entry.num_bytes)
+        return tensor
 
     def _stored(self, entry: TensorEntry, shard: Shard | Span | None) -> Tensor:
         """A tensor, or its part, as the file has it."""
@@ -157,12 +194,12 @@ class WeightReader:
         return file
 
 
-def _part_shape(entry: TensorEntry, shard: Shard | None) -> tuple[int, ...]:
+def _part_shape(name: str, shape: tuple[int, ...], shard: Shard | None) -> tuple[int, ...]:
     if shard is None:
-        return entry.shape
-    if entry.shape[shard.dim] % shard.count:
+        return shape
+    if shape[shard.dim] % shard.count:
         raise StartupError(
-            f"tensor {entry.name} of shape {list(entry.shape)} does not divide into {shard.count} parts along "
+            f"tensor {name} of shape {list(shape)} does not divide into {shard.count} parts along "
             f"dimension {shard.dim}; choose a tensor parallel size that divides it"
         )
-    return shard.shape(entry.shape)
+    return shard.shape(shape)
