@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.latent import LatentOperations
 from sglang_lite.adapters.moe import MoEOperations
+from sglang_lite.adapters.quantized import QuantizedOperations
 from sglang_lite.adapters.recurrent import RecurrentOperations
 from sglang_lite.types import Int32Array
 
@@ -125,6 +126,9 @@ class Operations(Protocol):
     def moe(self) -> MoEOperations: ...
 
     @property
+    def quantized(self) -> QuantizedOperations: ...
+
+    @property
     def recurrent(self) -> RecurrentOperations: ...
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> PackedLinear:
@@ -155,6 +159,9 @@ class Operations(Protocol):
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2I] -> [T, I]: silu(first half) * second half."""
 
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2I] -> [T, I]: gelu(first half, tanh approximation) * second half."""
+
     def plan_attention(self, batch: AttentionBatch, geometry: KVGeometry) -> AttentionPlan:
         """Prepare indices, masks and scratch of a step once for all layers."""
 
@@ -169,11 +176,15 @@ class Operations(Protocol):
         *,
         scale: float,
         sliding_window: int | None,
+        sinks: Tensor | None = None,
+        logit_cap: float | None = None,
     ) -> Tensor:
         """Append key and value to the pool, then attend causally over the paged sequences.
 
         query [T, H, D]; key, value [T, G, D]; pool [pages, layers, 2, page_size, G, D] (written at this layer).
-        ``sliding_window=W``: the query at position i sees keys j with i - W < j <= i. Returns [T, H * D].
+        ``sliding_window=W``: the query at position i sees keys j with i - W < j <= i.
+        ``sinks`` float32[H]: one more logit a head in the softmax's denominator, which contributes no value.
+        ``logit_cap=c``: scaled scores s become c * tanh(s / c) before the softmax. Returns [T, H * D].
         """
 
     def copy_pages(self, pool: Tensor, source: Tensor, destination: Tensor) -> None:

@@ -198,7 +198,7 @@ def check_experts(
 ) -> None:
     """Raise OperationInputError when the shapes of a layer's experts do not fit together."""
     num_experts, double_intermediate, hidden = w13.shape
-    expected = {"w2": (num_experts, hidden, double_intermediate // 2)}
+    expected: dict[str, tuple[int, ...]] = {"w2": (num_experts, hidden, double_intermediate // 2)}
     given: dict[str, Tensor] = {"w2": w2}
     if w13_bias is not None:
         expected["w13_bias"], given["w13_bias"] = (num_experts, double_intermediate), w13_bias

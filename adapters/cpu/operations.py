@@ -11,9 +11,11 @@ from sglang_lite.adapters.cpu.attention import CpuAttention, CpuAttentionPlan
 from sglang_lite.adapters.cpu.latent_attention import CpuLatentAttention
 from sglang_lite.adapters.cpu.linear import CpuLinear, LinearCalibration
 from sglang_lite.adapters.cpu.moe import CpuMoE
+from sglang_lite.adapters.cpu.quantized import CpuQuantized
 from sglang_lite.adapters.cpu.recurrent import CpuRecurrent
 from sglang_lite.adapters.latent import LatentOperations
 from sglang_lite.adapters.moe import MoEOperations
+from sglang_lite.adapters.quantized import QuantizedOperations
 from sglang_lite.adapters.recurrent import RecurrentOperations
 
 _FEW_TOKENS = 8
@@ -34,6 +36,7 @@ class CpuOperations:
         self._attention = CpuAttention(workspace_bytes)
         self._latent = CpuLatentAttention()
         self._moe = CpuMoE()
+        self._quantized = CpuQuantized()
         self._recurrent = CpuRecurrent()
         self._epsilons: dict[float, Tensor] = {}
         self._whole_heads: tuple[Tensor, Tensor, Tensor] | None = None
@@ -49,6 +52,10 @@ class CpuOperations:
     @property
     def moe(self) -> MoEOperations:
         return self._moe
+
+    @property
+    def quantized(self) -> QuantizedOperations:
+        return self._quantized
 
     @property
     def recurrent(self) -> RecurrentOperations:
