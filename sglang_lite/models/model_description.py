@@ -46,6 +46,20 @@ class RecurrentDescription:
     key_dim: int
     value_dim: int
 
+    @property
+    def tail_elements(self) -> int:
+        """Elements of a sequence's convolution tail in one layer."""
+        return self.conv_channels * (self.conv_kernel - 1)
+
+    @property
+    def state_elements(self) -> int:
+        """Elements of a sequence's state in one layer."""
+        return self.num_heads * self.key_dim * self.value_dim
+
+    def row_bytes(self, activation_bytes: int) -> int:
+        """Bytes of one sequence over all layers: the tail in the type of the activations, the state in float32."""
+        return self.num_layers * (self.tail_elements * activation_bytes + self.state_elements * 4)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:

@@ -112,6 +112,10 @@ class WeightReader:
         """One tensor, in the reader's type, in memory of its own."""
         return self.read_merged([name])
 
+    def read_float32(self, name: str) -> Tensor:
+        """One tensor in float32 whatever the reader's type, for values that its rounding would spoil."""
+        return self._plain(name, None).to(device=self._device, dtype=torch.float32, copy=True)
+
     def rows_of(self, name: str) -> int:
         """First extent of a tensor in the checkpoint."""
         return self._shape(name)[0]
