@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, KVGeometry, OperationInputError
 from sglang_lite.adapters.cpu.decode_workspace import DecodeWorkspace
+from sglang_lite.adapters.cpu.general_attention import GeneralAttention
 from sglang_lite.adapters.cpu.paged_decode import PagedDecode, plan_paged_decode
 from sglang_lite.adapters.cpu.pool_view import PoolReader
 from sglang_lite.adapters.cpu.prefill import PrefillGroup, plan_prefill, prefill_attention
@@ -21,19 +22,23 @@ class CpuAttentionPlan:
         write_rows: int64[T] for each layer's keys and values in turn: vectors of the pool that receive them.
         decode: how the decode rows read, or None without any.
         prefill: the prefill chunks, those behind one prefix together.
+        batch: the step itself.
+        general: how layers with sinks or capped scores read, made at their first use.
     """
 
-    __slots__ = ("decode", "num_decode", "prefill", "write_rows")
+    __slots__ = ("batch", "decode", "general", "num_decode", "prefill", "write_rows")
 
     def __init__(
         self,
         write_rows: Tensor,
-        num_decode: int,
+        batch: AttentionBatch,
         decode: PagedDecode | WorkspaceDecode | None,
         prefill: list[PrefillGroup],
     ) -> None:
         self.write_rows = write_rows.flatten(0, 1).unbind(0)  # all views in one call
-        self.num_decode = num_decode
+        self.num_decode = batch.num_decode
+        self.batch = batch
+        self.general: GeneralAttention | None = None
         self.decode = decode
         self.prefill = prefill
 
@@ -70,7 +75,7 @@ class CpuAttention:
             self._workspace.forget(batch.rows[num_decode:])
         decode = self._plan_decode(reader, batch, table[:num_decode]) if num_decode else None
         self._is_unfinished = True
-        return CpuAttentionPlan(reader.slot_rows(batch.slot_mapping), num_decode, decode, prefill)
+        return CpuAttentionPlan(reader.slot_rows(batch.slot_mapping), batch, decode, prefill)
 
     def pages_copied(self, destination: Tensor) -> None:
         """Pages int64[C] were overwritten outside of a step."""
@@ -103,18 +108,27 @@ class CpuAttention:
         plan: CpuAttentionPlan,
         scale: float,
         window: int | None,
+        sinks: Tensor | None = None,
+        logit_cap: float | None = None,
     ) -> Tensor:
         """Append [T, G, D] keys and values, attend with [T, H, D] queries, return [T, H * D]."""
         if self._reader is None:
             raise OperationInputError("attention needs the plan of this step (plan_attention)")
         if query.dtype != pool.dtype:
             query, key, value, wide = *(x.to(pool.dtype) for x in (query, key, value)), query.dtype
-            return self.run(query, key, value, pool, layer, plan, scale, window).to(wide)
+            mixed = self.run(query, key, value, pool, layer, plan, scale, window, sinks, logit_cap)
+            return mixed.to(wide)
         reader = self._reader
         num_tokens, num_heads, head_dim = query.shape
         vectors = reader.vectors(pool)
         vectors.index_copy_(0, plan.write_rows[2 * layer], key.reshape(num_tokens, -1))
         vectors.index_copy_(0, plan.write_rows[2 * layer + 1], value.reshape(num_tokens, -1))
+        if sinks is not None or logit_cap is not None:
+            if plan.general is None:
+                plan.general = GeneralAttention(plan.batch, reader)
+            mixed = plan.general.run(query, pool, layer, scale=scale, window=window, sinks=sinks, logit_cap=logit_cap)
+            self._is_unfinished = layer + 1 < reader.geometry.num_layers
+            return mixed.view(num_tokens, -1)
         n = plan.num_decode
         output: Tensor | None = None
         if plan.decode is not None:

@@ -122,6 +122,11 @@ class CpuOperations:
         gate, up = gate_up.chunk(2, -1)
         return functional.silu(gate).mul_(up)
 
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2I] -> [T, I]: gelu(first half, tanh approximation) * second half."""
+        gate, up = gate_up.chunk(2, -1)
+        return functional.gelu(gate, approximate="tanh").mul_(up)
+
     def plan_attention(self, batch: AttentionBatch, geometry: KVGeometry) -> AttentionPlan:
         """Indices, masks and scratch of a step."""
         if geometry.num_tensors == 1:
@@ -139,11 +144,13 @@ class CpuOperations:
         *,
         scale: float,
         sliding_window: int | None,
+        sinks: Tensor | None = None,
+        logit_cap: float | None = None,
     ) -> Tensor:
         """Append key and value to the pool, then attend causally. Returns [T, H * D]."""
         if not isinstance(plan, CpuAttentionPlan):
             raise TypeError(f"the plan must come from plan_attention of these operations, not {type(plan).__name__}")
-        return self._attention.run(query, key, value, pool, layer, plan, scale, sliding_window)
+        return self._attention.run(query, key, value, pool, layer, plan, scale, sliding_window, sinks, logit_cap)
 
     def copy_pages(self, pool: Tensor, source: Tensor, destination: Tensor) -> None:
         """pool[destination] = pool[source] for int64[C] page indices, all layers."""

@@ -1,18 +1,19 @@
-"""The dense decoder shared by Llama, Mistral, Qwen2 and Qwen3."""
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3, which takes other blocks for other families."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionPlan, Operations, PackedLinear
-from sglang_lite.layers.attention import Attention, AttentionShape
-from sglang_lite.layers.mlp import GatedMLP
+from sglang_lite.layers.attention import Attention
+from sglang_lite.layers.feed_forward import FeedForward
 from sglang_lite.layers.parallel import ParallelEmbedding
 from sglang_lite.layers.rotary import RotaryTable
+from sglang_lite.models.decoder_loader import LayerLoader
 from sglang_lite.models.dense_names import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
 from sglang_lite.models.description import ModelDescription
 from sglang_lite.models.linear_loader import LinearLoader
@@ -29,7 +30,7 @@ class DenseLayer:
 
     attention: Attention
     post_attention_norm: Tensor
-    mlp: GatedMLP
+    mlp: FeedForward
     next_norm: Tensor
 
 
@@ -78,6 +79,15 @@ class DenseDecoder:
         return self._lm_head(hidden).float()
 
 
+LayerBlocks = Callable[[LayerLoader, int], tuple[Attention, FeedForward]]
+"""Loads the two blocks of a layer, given its index."""
+
+
+def dense_blocks(loader: LayerLoader, layer: int) -> tuple[Attention, FeedForward]:
+    """The blocks of a layer without experts."""
+    return loader.attention(layer), loader.dense_mlp(layer)
+
+
 def build(description: ModelDescription, reader: WeightReader, ops: Operations, num_positions: int) -> DenseDecoder:
     """Read the weights and hand the matrices to the device's packing.
 
@@ -87,64 +97,30 @@ def build(description: ModelDescription, reader: WeightReader, ops: Operations, 
         ops: operations of the device the model runs on.
         num_positions: positions the rotary table covers.
     """
+    return build_decoder(description, reader, ops, num_positions, dense_blocks)
+
+
+def build_decoder(
+    description: ModelDescription,
+    reader: WeightReader,
+    ops: Operations,
+    num_positions: int,
+    blocks: LayerBlocks,
+) -> DenseDecoder:
+    """As ``build`` for any family whose layers add attention and a feed-forward block behind a norm each."""
     embedding = reader.read_vocabulary(EMBEDDING)
     first_norm = next_norm = reader.read(f"{layer_prefix(0)}input_layernorm.weight")
     linears = LinearLoader(reader, ops)
+    loader = LayerLoader(description, reader, linears, ops)
     layers: list[DenseLayer] = []
     for layer in range(description.num_layers):
         is_last = layer + 1 == description.num_layers
         next_norm = reader.read(FINAL_NORM if is_last else f"{layer_prefix(layer + 1)}input_layernorm.weight")
-        layers.append(_build_layer(description, reader, linears, ops, layer, next_norm))
+        attention, feed_forward = blocks(loader, layer)
+        post_attention_norm = reader.read(f"{layer_prefix(layer)}post_attention_layernorm.weight")
+        layers.append(DenseLayer(attention, post_attention_norm, feed_forward, next_norm))
     tied = description.tie_word_embeddings
     lm_head = linears.tied_vocabulary(embedding, description.vocab_size) if tied else linears.vocabulary(LM_HEAD)
     embed = ParallelEmbedding(ops, embedding, reader.parallel)
     rotary = RotaryTable(description.rope, num_positions, ops.device)
     return DenseDecoder(description, ops, rotary, embed, first_norm, layers, lm_head)
-
-
-def _build_layer(
-    description: ModelDescription,
-    reader: WeightReader,
-    linears: LinearLoader,
-    ops: Operations,
-    layer: int,
-    next_norm: Tensor,
-) -> DenseLayer:
-    prefix = layer_prefix(layer)
-
-    def column(*names: str, has_bias: bool, parts: Sequence[int] | None = None) -> PackedLinear:
-        biases = [f"{prefix}{name}.bias" for name in names] if has_bias else None
-        return linears.column([f"{prefix}{name}.weight" for name in names], bias_names=biases, parts=parts)
-
-    def row(name: str, *, has_bias: bool) -> PackedLinear:
-        return linears.row(f"{prefix}{name}.weight", bias_name=f"{prefix}{name}.bias" if has_bias else None)
-
-    has_norms = description.query_key_norm
-    attention = Attention(
-        ops,
-        AttentionShape(
-            num_heads=description.num_heads,
-            num_kv_heads=description.num_kv_heads,
-            head_dim=description.head_dim,
-            scale=description.head_dim**-0.5,
-        ),
-        layer,
-        column(
-            "self_attn.q_proj",
-            "self_attn.k_proj",
-            "self_attn.v_proj",
-            has_bias=description.qkv_bias,
-            parts=linears.head_parts(description),
-        ),
-        row("self_attn.o_proj", has_bias=description.output_bias),
-        query_norm=reader.read(f"{prefix}self_attn.q_norm.weight") if has_norms else None,
-        key_norm=reader.read(f"{prefix}self_attn.k_norm.weight") if has_norms else None,
-        norm_eps=description.rms_norm_eps,
-        sliding_window=description.sliding_windows[layer],
-    )
-    mlp = GatedMLP(
-        ops,
-        column("mlp.gate_proj", "mlp.up_proj", has_bias=description.mlp_bias),
-        row("mlp.down_proj", has_bias=description.mlp_bias),
-    )
-    return DenseLayer(attention, reader.read(f"{prefix}post_attention_layernorm.weight"), mlp, next_norm)

@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_lite.models.dense_config import LLAMA, MISTRAL, QWEN2, QWEN3
 from sglang_lite.models.family import Family
+from sglang_lite.models.qwen3_moe_config import QWEN3_MOE
 from sglang_lite.types import StartupError
 
 TABLE: tuple[Family, ...] = (
@@ -18,6 +19,7 @@ TABLE: tuple[Family, ...] = (
     MISTRAL,
     QWEN2,
     QWEN3,
+    QWEN3_MOE,
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

@@ -57,8 +57,10 @@ class LinearLoader:
         heads = description.kv.total_heads or description.kv.num_kv_heads
         return self._size, heads, heads
 
-    def row(self, name: str, *, bias_name: str | None = None) -> PackedLinear:
+    def row(self, name: str, *, bias_name: str | None = None, summed: bool = True) -> PackedLinear:
         """A projection split by input; its result is already the sum over all ranks.
+
+        Without ``summed`` it is this rank's part of the sum, for a caller that adds up several such parts at once.
 
         The bias is added by the first rank alone, so that the sum holds it once.
 
@@ -66,7 +68,8 @@ class LinearLoader:
             StartupError: a tensor cannot be read, or the input does not divide over the ranks.
         """
         bias_names = [bias_name] if bias_name is not None and self._rank == 0 else None
-        return row_parallel(self._load([name], bias_names, self._shard(dim=1), None), self._parallel)
+        part = self._load([name], bias_names, self._shard(dim=1), None)
+        return row_parallel(part, self._parallel) if summed else part
 
     def replicated(self, names: Sequence[str], *, bias_names: Sequence[str] | None = None) -> PackedLinear:
         """Projections of one input, merged by rows and whole on every rank."""

@@ -5,6 +5,7 @@ One row at a time, keys and values gathered into contiguous float32 tensors, an 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry
 from sglang_lite.adapters.latent import LatentOperations
 from tests.support.recurrent_reference import ReferenceRecurrent
+from sglang_lite.adapters.moe import MoEOperations
 from tests.support.reference_latent import ReferenceLatent, ReferencePlan
+from tests.support.reference_moe import ReferenceMoE
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,10 @@ class ReferenceOperations:
     def latent(self) -> LatentOperations:
         return ReferenceLatent()
 
+    @property
+    def moe(self) -> MoEOperations:
+        return ReferenceMoE()
+
     def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> ReferenceLinear:
         return ReferenceLinear(weight, bias)
 
@@ -76,6 +83,11 @@ class ReferenceOperations:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
 
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+        return 0.5 * gate * (1 + torch.tanh(inner)) * up
+
     def plan_attention(self, batch: AttentionBatch, geometry: KVGeometry) -> ReferencePlan:
         return ReferencePlan(batch, geometry.page_size)
 
@@ -90,6 +102,8 @@ class ReferenceOperations:
         *,
         scale: float,
         sliding_window: int | None,
+        sinks: Tensor | None = None,
+        logit_cap: float | None = None,
     ) -> Tensor:
         assert isinstance(plan, ReferencePlan)
         batch, page_size = plan.batch, plan.page_size
@@ -103,7 +117,7 @@ class ReferenceOperations:
             pages = batch.page_table[row, : -(-kv_len // page_size)]
             keys, values = (pool[pages, layer, side].flatten(0, 1)[:kv_len].float() for side in (0, 1))
             rows = query[start : start + query_len].float()
-            outputs.append(_attend(rows, keys, values, scale, sliding_window))
+            outputs.append(_attend(rows, keys, values, scale, sliding_window, sinks, logit_cap))
             start += query_len
         return torch.cat(outputs).flatten(1).to(query.dtype)
 
@@ -127,7 +141,15 @@ def _rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, sliding_window: int | None) -> Tensor:
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    sliding_window: int | None,
+    sinks: Tensor | None,
+    logit_cap: float | None,
+) -> Tensor:
     """float32 [Q, H, D] against [N, G, D]: the queries are the last Q positions of the N."""
     num_queries, num_heads, _ = query.shape
     num_keys, num_kv_heads, _ = keys.shape
@@ -139,5 +161,10 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, sliding_w
     if sliding_window is not None:
         visible &= key_positions > query_positions - sliding_window
     scores = torch.einsum("qhd,khd->hqk", query, keys) * scale
-    probabilities = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    if logit_cap is not None:
+        scores = logit_cap * torch.tanh(scores / logit_cap)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, num_queries, 1)], dim=-1)
+    probabilities = scores.softmax(dim=-1)[..., :num_keys]
     return torch.einsum("hqk,khd->qhd", probabilities, values)

@@ -38,6 +38,7 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 _YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,15 @@ CASES: dict[str, TinyCase] = {
     "qwen3": TinyCase("Qwen3", {"head_dim": 32}),
     "qwen3_biases": TinyCase("Qwen3", {"head_dim": 16, "attention_bias": True}),
     "qwen3_yarn": TinyCase("Qwen3", {"head_dim": 32, "rope_parameters": _YARN_ROPE}),
+    "qwen3_moe": TinyCase(
+        "Qwen3Moe",
+        {**_EXPERTS, "num_experts": 8, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
+    "qwen3_moe_some_dense": TinyCase(
+        "Qwen3Moe",
+        {**_EXPERTS, "num_hidden_layers": 4, "num_experts": 8, "norm_topk_prob": False}
+        | {"decoder_sparse_step": 2, "mlp_only_layers": [1]},
+    ),
 }
 
 
