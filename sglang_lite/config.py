@@ -213,6 +213,16 @@ class ServerConfig(BaseModel):
         int,
         Option(_DEVICE, "Replicas.", aliases=("data-parallel-size", "dp"), convert=values.integer, minimum=1),
     ] = 1
+    ep_size: Annotated[
+        int,
+        Option(
+            _DEVICE,
+            "Parts that the experts are split into; divides the tensor parallel size.",
+            aliases=("expert-parallel-size", "ep"),
+            convert=values.integer,
+            minimum=1,
+        ),
+    ] = 1
     load_balance_method: Annotated[str, Option(_DEVICE, "How replicas are chosen.", choices=LOAD_BALANCE_METHODS)] = (
         "auto"
     )

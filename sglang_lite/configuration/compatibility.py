@@ -125,7 +125,7 @@ _REFUSED = {
         cpu-offload-gb=0 cuda-graph-max-seq-len-prefill dcp-size/decode-context-parallel-size=1
         decoupled-spec-rank default-priority-value dsa-triton-union=0 dwdp-size=1
         dynamic-batch-tokenizer-batch-size=32 elastic-ep-initial-size elastic-ep-join-rank-offset=0
-        encoder-bootstrap-port=8997 ep-size/expert-parallel-size/ep=1 eplb-rebalance-layers-per-chunk
+        encoder-bootstrap-port=8997 eplb-rebalance-layers-per-chunk
         eplb-rebalance-num-iterations=1000 expert-distribution-recorder-buffer-size fuseep-mode=2
         gated-launch-port grpc-port hicache-storage-prefetch-retry-max-attempts=8
         hicache-storage-prefetch-retry-poll-interval=8 http2-initial-connection-window-size=1048576

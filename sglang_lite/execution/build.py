@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,14 +16,18 @@ from sglang_lite.adapters.base import KVGeometry
 from sglang_lite.adapters.capability import resolve_device
 from sglang_lite.adapters.cpu import CpuOperations
 from sglang_lite.config import ServerConfig
+from sglang_lite.execution.base import Executor
 from sglang_lite.execution.executor import TorchExecutor
 from sglang_lite.execution.memory import available_memory, plan_kv_budget
 from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.execution.warm_up import warm_up
+from sglang_lite.layers.parallel import SINGLE, ParallelGroup
 from sglang_lite.models.base import CausalLanguageModel
 from sglang_lite.models.description import ModelDescription
+from sglang_lite.models.model_description import KVDescription
 from sglang_lite.models.registry import expected_tensors, load_model
 from sglang_lite.models.repository import resolve_model_path
+from sglang_lite.models.share import share_of
 from sglang_lite.types import StartupError
 
 DEFAULT_MAX_RUNNING_REQUESTS = 256
@@ -60,14 +64,27 @@ class EngineLimits:
     startup_seconds: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltRunner:
+    """A model runner of one rank, before its first step.
+
+    Attributes:
+        num_threads: of one operation of the thread that runs it.
+    """
+
+    runner: ModelRunner
+    limits: EngineLimits
+    num_threads: int
+
+
 def build_executor(
     config: ServerConfig,
     description: ModelDescription,
     *,
     directory: Path | str | None = None,
     report: Callable[[str, float], None] = lambda message, fraction: None,
-) -> tuple[TorchExecutor, EngineLimits]:
-    """Check the device, load the weights, allocate the pool, run a first step.
+) -> tuple[Executor, EngineLimits]:
+    """Check the device, load the weights, allocate the pool, run a first step; with the other ranks, if there are any.
 
     Args:
         config: of the server.
@@ -76,43 +93,79 @@ def build_executor(
         report: called with (message, fraction done).
 
     Raises:
+        StartupError: device, dtype, checkpoint or capacity cannot be served, or another rank failed.
+    """
+    if directory is None:
+        directory = resolve_model_path(config.model_path or "", revision=config.revision)
+    executor: Executor
+    if config.tp_size > 1:
+        from sglang_lite.execution.parallel_executor import start_ranks
+
+        executor, built = start_ranks(config, lambda group: build_runner(config, description, directory, report, group))
+    else:
+        built = build_runner(config, description, directory, report)
+        executor = TorchExecutor(built.runner, num_threads=built.num_threads)
+    report("warming up", 0.9)
+    started = time.monotonic()
+    warm_up(executor, built.limits.geometry, built.limits.context_length)
+    seconds = {**built.limits.startup_seconds, "first_step": time.monotonic() - started}
+    return executor, replace(built.limits, startup_seconds=seconds)
+
+
+def build_runner(
+    config: ServerConfig,
+    description: ModelDescription,
+    directory: Path | str,
+    report: Callable[[str, float], None] = lambda message, fraction: None,
+    parallel: ParallelGroup = SINGLE,
+) -> BuiltRunner:
+    """What one rank runs: its share of the weights, and of every page of the pool.
+
+    Raises:
         StartupError: device, dtype, checkpoint or capacity cannot be served.
     """
     resolve_device(config.device)
     dtype = _dtype("--dtype", config.dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _dtype("--kv-cache-dtype", config.kv_cache_dtype)
-    num_threads = _num_threads()
+    num_threads = max(1, _num_threads() // (parallel.size // config.nnodes))
     started = time.monotonic()
-    available = available_memory()
-    bytes_per_token = KVGeometry(
-        1, 1, description.num_layers, description.num_kv_heads, description.head_dim, kv_dtype
-    ).bytes_per_token
+    # Ranks on the host share its memory; the others have a device each.
+    available = available_memory() // parallel.size
+    kv = share_of(description, parallel.size).kv
     weight_bytes = _weight_bytes(description, dtype)
     context_length = config.context_length or description.context_length
-    budget = plan_kv_budget(config, bytes_per_token, max(0, available - weight_bytes), context_length)
-    geometry = KVGeometry(
-        budget.num_pages,
-        config.page_size,
-        description.num_layers,
-        description.num_kv_heads,
-        description.head_dim,
-        kv_dtype,
+    budget = plan_kv_budget(
+        config,
+        kv_geometry(kv, 1, 1, kv_dtype).bytes_per_token,
+        max(0, available - weight_bytes // parallel.size),
+        context_length,
     )
     ops = CpuOperations(workspace_bytes=budget.workspace_bytes)
+    num_pages = _agree_on_pages(budget.num_pages, parallel, ops.device)
+    geometry = kv_geometry(kv, num_pages, config.page_size, kv_dtype)
     report("loading weights", 0.1)
-    if directory is None:
-        directory = resolve_model_path(config.model_path or "", revision=config.revision)
-    model = _load(config, directory, ops, dtype, context_length, num_threads)
-    loaded = time.monotonic()
-    report("warming up", 0.9)
+    model = _load(config, directory, ops, dtype, context_length, num_threads, parallel)
+    seconds = {"load": time.monotonic() - started}
     num_rows = config.max_running_requests or DEFAULT_MAX_RUNNING_REQUESTS
-    runner = ModelRunner(model, ops, geometry, num_rows=num_rows, seed=config.random_seed)
-    executor = TorchExecutor(runner, num_threads=num_threads)
-    warm_up(executor, geometry, context_length)
-    seconds = {"load": loaded - started, "first_step": time.monotonic() - loaded}
+    runner = ModelRunner(model, ops, geometry, num_rows=num_rows, seed=config.random_seed, parallel=parallel)
     names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
     limits = EngineLimits(geometry, context_length, num_rows, names[dtype], names[kv_dtype], weight_bytes, seconds)
-    return executor, limits
+    return BuiltRunner(runner, limits, num_threads)
+
+
+def kv_geometry(kv: KVDescription, num_pages: int, page_size: int, dtype: torch.dtype) -> KVGeometry:
+    """The pool for what a token leaves in it."""
+    latent_width = kv.value_width if kv.num_tensors == 1 else 0
+    return KVGeometry(
+        num_pages, page_size, kv.num_layers, kv.num_kv_heads, kv.key_width, dtype, kv.num_tensors, latent_width
+    )
+
+
+def _agree_on_pages(num_pages: int, parallel: ParallelGroup, device: torch.device) -> int:
+    """The pages of the rank that has least room: one page table serves all ranks."""
+    if parallel.size == 1:
+        return num_pages
+    return int(parallel.all_gather(torch.tensor([num_pages], dtype=torch.int64, device=device), 0).min())
 
 
 def _load(
@@ -122,6 +175,7 @@ def _load(
     dtype: torch.dtype,
     context_length: int,
     num_threads: int,
+    parallel: ParallelGroup,
 ) -> CausalLanguageModel:
     """Load the model in a thread that ends.
 
@@ -138,6 +192,8 @@ def _load(
             dtype=dtype,
             overrides=config.json_model_override_args,
             context_length=context_length,
+            progress=parallel.rank == 0,
+            parallel=parallel,
         )
         return model
 

@@ -10,6 +10,7 @@ from sglang_lite.adapters.base import AttentionBatch, KVGeometry, Operations
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
 from sglang_lite.execution.sampler import Sampler
+from sglang_lite.layers.parallel import SINGLE, ParallelGroup
 from sglang_lite.models.base import CausalLanguageModel
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
 from sglang_lite.types import Int32Array
@@ -24,6 +25,7 @@ class ModelRunner:
         geometry: shape of the pool.
         num_rows: rows of the request table.
         seed: of the sampler, for requests without one.
+        parallel: the ranks that share the model. Rank 0 draws the tokens, the others take them from it.
     """
 
     def __init__(
@@ -34,11 +36,13 @@ class ModelRunner:
         *,
         num_rows: int,
         seed: int | None = None,
+        parallel: ParallelGroup = SINGLE,
     ) -> None:
         self.geometry = geometry
         self.pool = allocate_kv_pool(geometry, ops.device)
         self._model = model
         self._ops = ops
+        self._parallel = parallel
         self._sampler = Sampler(model.vocab_size, ops.device, seed)
         self._scorer = LogprobScorer(model.logits, model.vocab_size)
         self._last_token = torch.zeros(num_rows, dtype=torch.int64, device=ops.device)
@@ -86,7 +90,11 @@ class ModelRunner:
 
     def _sample(self, plan: StepPlan, logits: Tensor) -> Int32Array:
         rows = plan.rows[plan.sample_index]
-        tokens = self._sampler.sample(logits, plan.sampling, rows, plan.generated, plan.suppressed, plan.resumed)
+        if self._parallel.rank == 0:
+            tokens = self._sampler.sample(logits, plan.sampling, rows, plan.generated, plan.suppressed, plan.resumed)
+        else:
+            tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        tokens = self._parallel.broadcast(tokens)
         # A row without a token ends; what it would feed next must only be a valid index.
         self._last_token.index_copy_(0, torch.from_numpy(rows).long(), tokens.clamp(min=0))
         return tokens.int().cpu().numpy()

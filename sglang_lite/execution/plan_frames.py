@@ -102,7 +102,7 @@ def decode_plan(frame: Sequence[bytes]) -> StepPlan | None:
         return None
     if len(frame) != 2 or len(header.shapes) != len(_ARRAYS):
         raise PlanFrameError(f"plan frame of {len(frame)} parts and {len(header.shapes)} arrays")
-    reader = _BufferReader(frame[1])
+    reader = _BufferReader(bytearray(frame[1]))  # writable, as tensors over it have to be
     arrays = {name: reader.take(dtype, shape) for (name, dtype), shape in zip(_ARRAYS, header.shapes, strict=True)}
     logprobs = [
         LogprobRequest(
@@ -133,7 +133,7 @@ def decode_plan(frame: Sequence[bytes]) -> StepPlan | None:
 class _BufferReader:
     """Arrays of a buffer, one after another, as views."""
 
-    buffer: bytes
+    buffer: bytearray
     offset: int = 0
 
     def take(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:

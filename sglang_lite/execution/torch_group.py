@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from sglang_lite.types import StartupError
 
@@ -61,7 +62,7 @@ class TorchGroup:
 
 
 def join_group(
-    store: dist.Store, rank: int, size: int, device: torch.device, *, expert_parts: int = 1, on_one_machine: bool
+    store: Store, rank: int, size: int, device: torch.device, *, expert_parts: int = 1, on_one_machine: bool
 ) -> TorchGroup:
     """Wait for the other ranks and connect to them. The choice of library is the device's.
 

@@ -26,6 +26,13 @@ class ParallelGroup(Protocol):
     def size(self) -> int:
         """How many ranks there are."""
 
+    @property
+    def expert_parts(self) -> int:
+        """Into how many parts the experts of a layer are split (``--ep-size``); divides the size.
+
+        Each part is held by ``size / expert_parts`` neighbouring ranks, which split the width of its experts.
+        """
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, written into ``tensor``, which must be contiguous; returns it."""
 
@@ -46,6 +53,11 @@ class SingleRank:
 
     @property
     def size(self) -> int:
+        """Always 1."""
+        return 1
+
+    @property
+    def expert_parts(self) -> int:
         """Always 1."""
         return 1
 
