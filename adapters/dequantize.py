@@ -136,7 +136,7 @@ def dequantize_nvfp4(packed: Tensor, scale: Tensor, global_scale: Tensor) -> Ten
     factors = scale.float() * global_scale.float().reshape(
         *global_scale.shape, *[1] * (scale.dim() - global_scale.dim())
     )
-    return (values.unflatten(-1, (-1, 16)) * factors.unsqueeze(-1)).flatten(-2)
+    return (values.view(*scale.shape, 16) * factors.unsqueeze(-1)).flatten(-2)
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
@@ -154,7 +154,7 @@ def unpack_e2m1(packed: Tensor) -> Tensor:
 
 def _in_order(values: Tensor, order: Tensor) -> Tensor:
     """Reorder every eight neighbours of the last dimension."""
-    return values.unflatten(-1, (-1, 8))[..., order].flatten(-2)
+    return values.reshape(*values.shape[:-1], -1, 8)[..., order].flatten(-2)
 
 
 def _grouped(values: Tensor, zeros: Tensor, scales: Tensor, group_index: Tensor | None) -> Tensor:
@@ -169,7 +169,7 @@ def _grouped(values: Tensor, zeros: Tensor, scales: Tensor, group_index: Tensor 
         if num_inputs % num_groups:
             raise OperationInputError(f"{num_inputs} inputs cannot be split into {num_groups} equal groups")
         size = num_inputs // num_groups
-        grouped = values.unflatten(-2, (num_groups, size)) - zeros.unsqueeze(-2)
+        grouped = values.reshape(*scales.shape[:-1], size, values.shape[-1]) - zeros.unsqueeze(-2)
         return (grouped.float() * scales.float().unsqueeze(-2)).flatten(-3, -2)
     index = group_index.long()
     if index.shape != (*values.shape[:-2], num_inputs) or (

@@ -85,9 +85,9 @@ class AlignedTokens:
     """Token-expert pairs sorted by expert, each expert's run padded to whole blocks.
 
     Attributes:
-        sorted_pairs: int32[P], indices into the flattened ids [T * K], by expert, then index; padding holds T * K.
-        block_experts: int32[ceil(P / block)], the expert of each block; -1 for blocks of ids outside the experts.
-        num_padded: int32[1], entries of ``sorted_pairs`` in use.
+        sorted_pairs: int32[>= num_padded], pairs (index into the ids [T * K]) by expert; padding holds T * K.
+        block_experts: int32[>= num_padded / block], the expert of each block; -1: ids outside the experts.
+        num_padded: int32[1], entries of ``sorted_pairs`` in use; what lies behind them is undefined.
     """
 
     sorted_pairs: Tensor

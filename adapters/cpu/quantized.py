@@ -75,7 +75,7 @@ class CpuQuantized:
         """(fp8 [T, K], float32 [T, K/group_size]): a scale for each run of neighbours."""
         if x.shape[-1] % group_size:
             raise OperationInputError(f"groups of {group_size} do not divide the {x.shape[-1]} elements of a row")
-        grouped = x.float().unflatten(-1, (-1, group_size))
+        grouped = x.float().reshape(*x.shape[:-1], -1, group_size)
         scale = _scale(grouped.abs().amax(-1), FP8_MAXIMUM)
         return _to_fp8(grouped / scale.unsqueeze(-1)).flatten(-2), scale
 
@@ -148,7 +148,7 @@ class ReferenceQuantizedLinear:
         """[..., in_features] -> [..., out_features] in x.dtype."""
         rounded = self._round_activations(x.reshape(-1, x.shape[-1]))
         bias = None if self._bias is None else self._bias.float()
-        return functional.linear(rounded, self._plain, bias).to(x.dtype).unflatten(0, x.shape[:-1])
+        return functional.linear(rounded, self._plain, bias).to(x.dtype).view(*x.shape[:-1], -1)
 
     def _round_activations(self, x: Tensor) -> Tensor:
         match self._weight:
@@ -168,7 +168,7 @@ def quantize_mxfp4(x: Tensor) -> Mxfp4Weight:
     """Round [..., K] to MXFP4 blocks of 32 (OCP MX 1.0: the shared exponent is that of the largest value, less 2)."""
     if x.shape[-1] % 32:
         raise OperationInputError(f"MXFP4 blocks of 32 do not divide the {x.shape[-1]} elements of a row")
-    grouped = x.float().unflatten(-1, (-1, 32))
+    grouped = x.float().reshape(*x.shape[:-1], -1, 32)
     # frexp gives a mantissa in [0.5, 1), so its exponent is one above that of the leading bit.
     exponent = grouped.abs().amax(-1).frexp().exponent - 1 - 2
     exponent = exponent.clamp_(-E8M0_BIAS, E8M0_BIAS)
