@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionPlan, Operations, PackedLinear
-from sglang_lite.layers.attention import Attention
 from sglang_lite.layers.feed_forward import FeedForward
 from sglang_lite.layers.parallel import ParallelEmbedding
 from sglang_lite.layers.rotary import RotaryTable
+from sglang_lite.layers.self_attention import SelfAttention
 from sglang_lite.models.decoder_loader import LayerLoader
 from sglang_lite.models.dense_names import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
 from sglang_lite.models.description import ModelDescription
@@ -28,7 +28,7 @@ class DenseLayer:
     residual addition fuses with the norm behind it.
     """
 
-    attention: Attention
+    attention: SelfAttention
     post_attention_norm: Tensor
     mlp: FeedForward
     next_norm: Tensor
@@ -51,6 +51,7 @@ class DenseDecoder:
         self.num_kv_heads = description.num_kv_heads
         self.head_dim = description.head_dim
         self.vocab_size = description.vocab_size
+        self.kv = description.kv
         self._ops = ops
         self._eps = description.rms_norm_eps
         self._rotary = rotary
@@ -79,11 +80,11 @@ class DenseDecoder:
         return self._lm_head(hidden).float()
 
 
-LayerBlocks = Callable[[LayerLoader, int], tuple[Attention, FeedForward]]
+LayerBlocks = Callable[[LayerLoader, int], tuple[SelfAttention, FeedForward]]
 """Loads the two blocks of a layer, given its index."""
 
 
-def dense_blocks(loader: LayerLoader, layer: int) -> tuple[Attention, FeedForward]:
+def dense_blocks(loader: LayerLoader, layer: int) -> tuple[SelfAttention, FeedForward]:
     """The blocks of a layer without experts."""
     return loader.attention(layer), loader.dense_mlp(layer)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from sglang_lite.models.deepseek_config import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM_5, KIMI_K25
 from sglang_lite.models.dense_config import LLAMA, MISTRAL, QWEN2, QWEN3
 from sglang_lite.models.family import Family
 from sglang_lite.models.qwen3_moe_config import QWEN3_MOE
@@ -20,6 +21,11 @@ TABLE: tuple[Family, ...] = (
     QWEN2,
     QWEN3,
     QWEN3_MOE,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    DEEPSEEK_V32,
+    GLM_5,
+    KIMI_K25,
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from sglang_lite.models.config_files import ConfigReader
-from sglang_lite.models.dense_config import WindowRule, sliding_windows
 from sglang_lite.models.decoder_config import describe_decoder
+from sglang_lite.models.dense_config import WindowRule, sliding_windows
 from sglang_lite.models.family import Family
 from sglang_lite.models.model_description import ModelDescription
 from sglang_lite.models.moe_config import (

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry
 from sglang_lite.adapters.latent import LatentOperations
-from tests.support.recurrent_reference import ReferenceRecurrent
 from sglang_lite.adapters.moe import MoEOperations
+from tests.support.recurrent_reference import ReferenceRecurrent
 from tests.support.reference_latent import ReferenceLatent, ReferencePlan
 from tests.support.reference_moe import ReferenceMoE
 

@@ -39,6 +39,25 @@ _LLAMA3_ROPE = {
 }
 _YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
 _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LATENT: dict[str, Any] = {
+    **_EXPERTS,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
+_LATENT_YARN = {**_YARN_ROPE, "rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 1.0}
+_DEEPSEEK_V3 = {**_LATENT, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
+# Many index heads: with few, several scores are exactly 0 and which of them are kept is left open.
+_INDEXER = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +95,30 @@ CASES: dict[str, TinyCase] = {
         {**_EXPERTS, "num_hidden_layers": 4, "num_experts": 8, "norm_topk_prob": False}
         | {"decoder_sparse_step": 2, "mlp_only_layers": [1]},
     ),
+    "deepseek_v2": TinyCase(
+        "DeepseekV2", {**_LATENT, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0}
+    ),
+    "deepseek_v2_lite": TinyCase(
+        "DeepseekV2",
+        {**_LATENT, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1}
+        | {"rope_parameters": {**_LATENT_YARN, "mscale": 0.707, "mscale_all_dim": 0.5}, "n_shared_experts": 2},
+    ),
+    "deepseek_v3": TinyCase("DeepseekV3", _DEEPSEEK_V3),
+    "deepseek_v3_yarn": TinyCase(
+        "DeepseekV3", {**_DEEPSEEK_V3, "rope_parameters": _LATENT_YARN, "attention_bias": True}
+    ),
+    "deepseek_v3_half_rotation": TinyCase("DeepseekV3", {**_DEEPSEEK_V3, "rope_interleave": False, "v_head_dim": 40}),
+    "kimi_k2": TinyCase(
+        "DeepseekV3",
+        {**_DEEPSEEK_V3, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827}
+        | {"rope_parameters": {**_LATENT_YARN, "rope_theta": 5e4}},
+    ),
+    "glm4_moe_lite": TinyCase("Glm4MoeLite", {**_LATENT, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8}),
+    "deepseek_v32": TinyCase("DeepseekV32", {**_DEEPSEEK_V3, **_INDEXER}),
+    "glm_moe_dsa": TinyCase("GlmMoeDsa", {**_DEEPSEEK_V3, **_INDEXER, "n_group": 1, "topk_group": 1}),
+    "glm_moe_dsa_shared_choice": TinyCase(
+        "GlmMoeDsa", {**_DEEPSEEK_V3, **_INDEXER, "indexer_types": ["full", "shared", "full"]}
+    ),
 }
 
 
@@ -88,6 +131,9 @@ def build_model(case: TinyCase, seed: int = 0) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(0.1 * torch.randn_like(buffer))
     return model
 
 
