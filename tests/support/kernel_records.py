@@ -138,6 +138,12 @@ def record_of(path: str, line: str = "sglang-kernel") -> KernelRecord:
     return load_record("flashinfer-python" if path.split(".")[0] == "flashinfer" else line)
 
 
+def operator_parameters(schema: str) -> tuple[str, ...]:
+    """Parameter names of an operator's schema, in order: ``f(Tensor(a!) out, float eps=1e-6) -> ()``."""
+    inside = schema[schema.index("(") + 1 : schema.rindex(") ->")]
+    return tuple(part.partition("=")[0].split()[-1] for part in inside.split(", ") if part and part != "*")
+
+
 def _read(name: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((DATA / name).read_text(encoding="utf-8"))
     return document
