@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, KVGeometry, Operations
 from sglang_lite.models.base import CausalLanguageModel
+from sglang_lite.models.model_description import KVDescription
 
 
 @dataclass(slots=True)
@@ -36,10 +37,9 @@ class PagedRunner:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._model, self._ops = model, ops
-        self._geometry = KVGeometry(num_pages, page_size, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
-        shape = (num_pages, model.num_layers, 2, page_size, model.num_kv_heads, model.head_dim)
+        self._geometry = _geometry(model, num_pages, page_size, dtype)
         # Slots that no token was written to hold what would be seen at once if attention looked at them.
-        self.pool = torch.full(shape, float("nan"), dtype=dtype)
+        self.pool = torch.full(self._geometry.pool_shape, float("nan"), dtype=dtype)
         # Handed out in an order that is neither rising nor falling, so that a page index taken for a position shows.
         self._free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -94,3 +94,13 @@ class PagedRunner:
         token_ids = torch.tensor([token for _, tokens in work for token in tokens])
         plan = self._ops.plan_attention(batch, self._geometry)
         return self._model.forward(token_ids, torch.tensor(positions), self.pool, plan)
+
+
+def _geometry(model: CausalLanguageModel, num_pages: int, page_size: int, dtype: torch.dtype) -> KVGeometry:
+    """The pool for what the model leaves in it; a model that does not say leaves keys and values in every layer."""
+    kv = getattr(model, "kv", None)
+    if not isinstance(kv, KVDescription):
+        return KVGeometry(num_pages, page_size, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+    latent_width = kv.value_width if kv.num_tensors == 1 else 0
+    extents = kv.num_layers, kv.num_kv_heads, kv.key_width
+    return KVGeometry(num_pages, page_size, *extents, dtype, kv.num_tensors, latent_width)
