@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import assert_never
 
 import torch
@@ -31,6 +33,82 @@ def route(logits: Tensor, routing: Routing, correction_bias: Tensor | None = Non
     if routing.scaling != 1.0:
         weights = weights * routing.scaling
     return ids.to(torch.int32), weights
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """One layer's experts as matrices by number, however they are stored.
+
+    Attributes:
+        num_experts: experts held here.
+        hidden_size: H.
+        w13, w2: number -> [2I, H] and [H, I], in the type to compute with.
+        activation: between the two.
+        w13_bias, w2_bias: [E, 2I], [E, H].
+        first_expert: the number, over all ranks, of the first expert held here.
+    """
+
+    num_experts: int
+    hidden_size: int
+    w13: Callable[[int], Tensor]
+    w2: Callable[[int], Tensor]
+    activation: ExpertActivation
+    w13_bias: Tensor | None = None
+    w2_bias: Tensor | None = None
+    first_expert: int = 0
+
+
+class ExpertLoop:
+    """Two products for each expert that some token chose. See ``PackedExperts``.
+
+    Asks how many tokens each expert has, so it waits for the device and cannot be captured in a graph.
+    """
+
+    def __init__(self, layer: ExpertLayer) -> None:
+        self._layer = layer
+
+    def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """x [T, H], int32[T, K], float32[T, K] -> [T, H]."""
+        layer = self._layer
+        num_tokens, top_k = topk_ids.shape
+        local = topk_ids.reshape(-1).long() - layer.first_expert
+        # Pairs of experts held elsewhere sort behind all others and are never computed.
+        local = torch.where((local >= 0) & (local < layer.num_experts), local, layer.num_experts)
+        order = local.argsort(stable=True)
+        counts = torch.bincount(local, minlength=layer.num_experts + 1)[: layer.num_experts].tolist()
+        num_held = sum(counts)
+        rows = x.index_select(0, order[:num_held] // top_k)
+        outputs = x.new_empty(num_held, layer.hidden_size)
+        start = 0
+        for expert, count in enumerate(counts):
+            if count:
+                outputs[start : start + count] = self._run(expert, rows[start : start + count])
+                start += count
+        pairs = x.new_zeros(num_tokens * top_k, layer.hidden_size).index_copy_(0, order[:num_held], outputs)
+        weighted = pairs.view(num_tokens, top_k, layer.hidden_size).float().mul_(topk_weights.unsqueeze(-1))
+        return weighted.sum(1).to(x.dtype)
+
+    def _run(self, expert: int, rows: Tensor) -> Tensor:
+        layer = self._layer
+        w13_bias = None if layer.w13_bias is None else layer.w13_bias[expert]
+        w2_bias = None if layer.w2_bias is None else layer.w2_bias[expert]
+        hidden = gated_activation(functional.linear(rows, layer.w13(expert), w13_bias), layer.activation)
+        return functional.linear(hidden, layer.w2(expert), w2_bias)
+
+
+def plain_experts(
+    w13: Tensor,
+    w2: Tensor,
+    activation: ExpertActivation,
+    w13_bias: Tensor | None,
+    w2_bias: Tensor | None,
+    first_expert: int,
+) -> ExpertLoop:
+    """The loop over weights w13 [E, 2I, H], w2 [E, H, I] kept as they are."""
+    layer = ExpertLayer(
+        w13.shape[0], w2.shape[1], w13.__getitem__, w2.__getitem__, activation, w13_bias, w2_bias, first_expert
+    )
+    return ExpertLoop(layer)
 
 
 def gated_activation(gate_up: Tensor, activation: ExpertActivation) -> Tensor:

@@ -6,11 +6,10 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from sglang_lite.adapters.base import OperationInputError
 from sglang_lite.adapters.moe import SILU, AlignedTokens, ExpertActivation, PackedExperts, Routing
-from sglang_lite.adapters.moe_reference import check_experts, gated_activation, route
+from sglang_lite.adapters.moe_reference import check_experts, plain_experts, route
 
 
 class CpuMoE:
@@ -62,7 +61,7 @@ class CpuMoE:
     ) -> PackedExperts:
         """Keep the weights as they are."""
         check_experts(w13, w2, w13_bias, w2_bias, first_expert, total_experts)
-        return CpuExperts(w13, w2, activation, w13_bias, w2_bias, first_expert)
+        return plain_experts(w13, w2, activation, w13_bias, w2_bias, first_expert)
 
     def fused_experts(
         self,
@@ -79,51 +78,3 @@ class CpuMoE:
         """Every token through its experts, weighted and added up: [T, H]."""
         experts = self.pack_experts(w13, w2, activation=activation, w13_bias=w13_bias, w2_bias=w2_bias)
         return experts(x, topk_ids, topk_weights)
-
-
-class CpuExperts:
-    """The experts of one layer: two products an expert that some token chose."""
-
-    def __init__(
-        self,
-        w13: Tensor,
-        w2: Tensor,
-        activation: ExpertActivation,
-        w13_bias: Tensor | None,
-        w2_bias: Tensor | None,
-        first_expert: int,
-    ) -> None:
-        self._w13 = w13
-        self._w2 = w2
-        self._activation = activation
-        self._w13_bias = w13_bias
-        self._w2_bias = w2_bias
-        self._first_expert = first_expert
-
-    def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """x [T, H], int32[T, K], float32[T, K] -> [T, H]."""
-        num_tokens, top_k = topk_ids.shape
-        num_experts = self._w13.shape[0]
-        local = topk_ids.reshape(-1).long() - self._first_expert
-        held = (local >= 0) & (local < num_experts)
-        # Pairs of experts held elsewhere sort behind all others and are never computed.
-        local = torch.where(held, local, num_experts)
-        order = local.argsort(stable=True)
-        counts = torch.bincount(local, minlength=num_experts + 1)[:num_experts].tolist()
-        num_held = sum(counts)
-        rows = x.index_select(0, order[:num_held] // top_k)
-        outputs = x.new_empty(num_held, self._w2.shape[1])
-        start = 0
-        for expert, count in enumerate(counts):
-            if count:
-                outputs[start : start + count] = self._run(expert, rows[start : start + count])
-                start += count
-        pairs = x.new_zeros(num_tokens * top_k, outputs.shape[1]).index_copy_(0, order[:num_held], outputs)
-        weighted = pairs.view(num_tokens, top_k, outputs.shape[1]).float().mul_(topk_weights.unsqueeze(-1))
-        return weighted.sum(1).to(x.dtype)
-
-    def _run(self, expert: int, rows: Tensor) -> Tensor:
-        w13_bias = None if self._w13_bias is None else self._w13_bias[expert]
-        w2_bias = None if self._w2_bias is None else self._w2_bias[expert]
-        hidden = gated_activation(functional.linear(rows, self._w13[expert], w13_bias), self._activation)
-        return functional.linear(hidden, self._w2[expert], w2_bias)
