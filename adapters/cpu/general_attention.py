@@ -57,7 +57,7 @@ class GeneralAttention:
         start = self._num_decode
         for row in range(self._num_decode, len(self._query_lens)):
             stop = start + self._query_lens[row]
-            grouped = query[start:stop].unflatten(1, (groups, -1)).permute(1, 2, 0, 3)
+            grouped = query[start:stop].view(stop - start, groups, -1, query.shape[2]).permute(1, 2, 0, 3)
             keys, values, mask = self._chunk(row, pool, layer, window, grouped)
             mixed, log_sum = attend_capped(grouped, keys, values, scale, mask, logit_cap)
             output[start:stop] = mixed.permute(2, 0, 1, 3).flatten(1, 2)
@@ -86,7 +86,7 @@ class GeneralAttention:
         first_page = np.maximum(0, lengths - window) // page_size if window is not None else np.zeros_like(lengths)
         reached = lengths - first_page * page_size  # tokens from the first page that is read
         num_pages = -(-reached // page_size)
-        grouped = query[:n].unflatten(1, (geometry.num_kv_heads, -1))
+        grouped = query[:n].view(n, geometry.num_kv_heads, -1, query.shape[2])
         start = 0
         while start < n:
             rows = max(1, _TILE_BYTES * geometry.num_layers // (geometry.page_bytes * int(num_pages[start])))

@@ -12,6 +12,8 @@ from typing import Any
 from sglang_lite.models.deepseek_config import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM_5, KIMI_K25
 from sglang_lite.models.dense_config import LLAMA, MISTRAL, QWEN2, QWEN3
 from sglang_lite.models.family import Family
+from sglang_lite.models.glm4_moe_config import GLM4_MOE
+from sglang_lite.models.gpt_oss_config import GPT_OSS
 from sglang_lite.models.qwen3_moe_config import QWEN3_MOE
 from sglang_lite.types import StartupError
 
@@ -21,6 +23,8 @@ TABLE: tuple[Family, ...] = (
     QWEN2,
     QWEN3,
     QWEN3_MOE,
+    GLM4_MOE,
+    GPT_OSS,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     DEEPSEEK_V32,

@@ -90,6 +90,39 @@ def layers_from(first: int, num_layers: int, *, step: int = 1) -> tuple[bool, ..
     return tuple(layer >= first and layer % step == 0 for layer in range(num_layers))
 
 
+def read_sigmoid_moe(config: ConfigReader, sparse_layers: tuple[bool, ...]) -> MoEDescription:
+    """Experts chosen by a logistic function each plus a correction bias, out of the groups whose two best are best.
+
+    Raises:
+        StartupError: a field is absent or malformed, or the choice cannot be made.
+    """
+    intermediate_size = config.integer("moe_intermediate_size")
+    moe = MoEDescription(
+        num_experts=number_of_experts(config),
+        top_k=experts_per_token(config),
+        intermediate_size=intermediate_size,
+        sparse_layers=sparse_layers,
+        scoring="sigmoid",
+        renormalize=config.boolean("norm_topk_prob", True),
+        epsilon=1e-20,
+        scaling=config.number("routed_scaling_factor", 1.0),
+        num_groups=config.integer("n_group", 1),
+        kept_groups=config.integer("topk_group", 1),
+        group_score="top_2_sum",
+        has_correction_bias=True,
+        shared_intermediate_size=number_of_shared_experts(config) * intermediate_size,
+    )
+    return check_moe(config, moe)
+
+
+def number_of_shared_experts(config: ConfigReader) -> int:
+    """``n_shared_experts``; absent or null means none."""
+    shared = config.values.get("n_shared_experts") or 0
+    if isinstance(shared, bool) or not isinstance(shared, int) or shared < 0:
+        raise config.error("n_shared_experts", "a number of experts, 0 or null")
+    return shared
+
+
 def expected_tensors(description: ModelDescription) -> Shapes:
     """Tensors of a decoder with grouped key/value heads whose ``details`` are a MoEDescription."""
     moe = description.details

@@ -66,7 +66,7 @@ def load_sparse_mlp(
         linears.replicated([prefix + ROUTER]),
         routing_rule(moe),
         load_experts(reader, ops, f"{prefix}mlp.experts.", hidden_size, moe),
-        correction_bias=reader.read(prefix + CORRECTION_BIAS).float() if moe.has_correction_bias else None,
+        correction_bias=reader.read_float32(prefix + CORRECTION_BIAS) if moe.has_correction_bias else None,
         shared=shared,
         shared_gate=shared_gate,
         group=reader.parallel,

@@ -55,5 +55,5 @@ QWEN3_MOE = Family(
     architectures=("Qwen3MoeForCausalLM",),
     describe=describe,
     expected_tensors=expected_tensors,
-    module="sglang_lite.models.qwen3_moe",
+    module="sglang_lite.models.moe_decoder",
 )

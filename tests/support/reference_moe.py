@@ -117,7 +117,7 @@ def _route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[list[
     members = [range(group * size, (group + 1) * size) for group in range(routing.num_groups)]
 
     def group_score(group: range) -> float:
-        best = sorted((choice[expert] for expert in group), reverse=True)
+        best: list[float] = sorted((choice[expert] for expert in group), reverse=True)
         return sum(best[:2]) if routing.group_score is GroupScore.TOP_2_SUM else best[0]
 
     kept = sorted(members, key=group_score, reverse=True)[: routing.kept_groups]

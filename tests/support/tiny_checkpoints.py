@@ -59,13 +59,53 @@ _DEEPSEEK_V3 = {**_LATENT, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
 # Many index heads: with few, several scores are exactly 0 and which of them are kept is left open.
 _INDEXER = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 16}
 
+_GLM4 = {
+    **_EXPERTS,
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "use_qk_norm": True,
+    "attention_bias": True,
+}
+_GPT_OSS = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 32,
+    "sliding_window": 8,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "truncate": False,
+    },
+}
+
 
 @dataclass(frozen=True, slots=True)
 class TinyCase:
-    """A checkpoint: class names in transformers and what differs from ``COMMON``."""
+    """A checkpoint: class names in transformers and what differs from ``COMMON``.
+
+    Attributes:
+        family: names of the classes begin with it.
+        options: of the configuration.
+        config: name of the configuration's class, when it is not ``family`` with ``Config`` behind.
+        model: name of the model's class, when it is not ``family`` with ``ForCausalLM`` behind.
+        wrapper: when the decoder is part of a larger model: the other options of the larger configuration, whose
+            ``text_config`` are then ``COMMON`` and ``options``.
+        tolerance: most that a logit may differ from transformers.
+    """
 
     family: str
     options: dict[str, Any] = field(default_factory=dict)
+    config: str | None = None
+    model: str | None = None
+    wrapper: dict[str, Any] | None = None
+    tolerance: float = 1e-4
 
 
 CASES: dict[str, TinyCase] = {
@@ -94,6 +134,18 @@ CASES: dict[str, TinyCase] = {
         "Qwen3Moe",
         {**_EXPERTS, "num_hidden_layers": 4, "num_experts": 8, "norm_topk_prob": False}
         | {"decoder_sparse_step": 2, "mlp_only_layers": [1]},
+    ),
+    "glm4_moe": TinyCase("Glm4Moe", _GLM4),
+    "glm4_moe_plain": TinyCase(
+        "Glm4Moe",
+        {**_GLM4, "use_qk_norm": False, "attention_bias": False, "norm_topk_prob": False, "n_shared_experts": 2}
+        | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 2},
+    ),
+    "gpt_oss": TinyCase("GptOss", _GPT_OSS),
+    "gpt_oss_plain_rope": TinyCase(
+        "GptOss",
+        {**_GPT_OSS, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "sliding_window": 5}
+        | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
     ),
     "deepseek_v2": TinyCase(
         "DeepseekV2", {**_LATENT, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0}
@@ -125,15 +177,15 @@ CASES: dict[str, TinyCase] = {
 def build_model(case: TinyCase, seed: int = 0) -> PreTrainedModel:
     """A random float32 model of a case, in evaluation mode."""
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{case.family}Config")(**{**COMMON, **case.options})
-    model: PreTrainedModel = getattr(transformers, f"{case.family}ForCausalLM")(config).eval().float()
+    options = {**COMMON, **case.options}
+    if case.wrapper is not None:
+        options = {"text_config": options, "tie_word_embeddings": options["tie_word_embeddings"], **case.wrapper}
+    config = getattr(transformers, case.config or f"{case.family}Config")(**options)
+    model: PreTrainedModel = getattr(transformers, case.model or f"{case.family}ForCausalLM")(config).eval().float()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+            if (parameter.dim() == 1 and "inv_freq" not in name) or name.endswith("bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
-        for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.add_(0.1 * torch.randn_like(buffer))
     return model
 
 

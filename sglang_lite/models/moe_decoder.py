@@ -1,4 +1,4 @@
-"""Qwen3-MoE: the shared decoder with experts behind the attention of some or all layers."""
+"""The shared decoder with experts behind the attention of some or all layers: Qwen3-MoE, GLM-4.5 and GLM-4.6."""
 
 from __future__ import annotations
 
