@@ -32,13 +32,18 @@ def load_wheels() -> Wheels:
     Raises:
         StartupError: one cannot be imported; says which and how to install it.
     """
-    flashinfer = _load("flashinfer")
+    flashinfer = load_module("flashinfer")
     for name in ("activation", "norm", "page", "rope", "sampling"):
-        _load(f"flashinfer.{name}")
-    return Wheels(flashinfer=flashinfer, sgl_kernel=_load("sgl_kernel"))
+        load_module(f"flashinfer.{name}")
+    return Wheels(flashinfer=flashinfer, sgl_kernel=load_module("sgl_kernel"))
 
 
-def _load(name: str) -> ModuleType:
+def load_module(name: str) -> ModuleType:
+    """A module of a wheel that the package does not load by itself.
+
+    Raises:
+        StartupError: as ``load_wheels``.
+    """
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
