@@ -14,10 +14,13 @@ from sglang_lite.models.latent_config import LatentDescription, latent_tensors, 
 from sglang_lite.models.model_description import ModelDescription
 from sglang_lite.models.moe_config import (
     MoEDescription,
+    check_moe,
     experts_per_token,
     layers_from,
     moe_tensors,
     number_of_experts,
+    number_of_shared_experts,
+    read_sigmoid_moe,
 )
 
 MODULE = "sglang_lite.models.deepseek"
@@ -76,37 +79,30 @@ class DeepseekRules:
     def _moe(self, config: ConfigReader, num_layers: int) -> MoEDescription | None:
         if config.values.get("n_routed_experts", config.values.get("num_local_experts")) is None:
             return None
-        shared = config.values.get("n_shared_experts") or 0
-        if isinstance(shared, bool) or not isinstance(shared, int) or shared < 0:
-            raise config.error("n_shared_experts", "a number of experts, 0 or null")
-        intermediate_size = config.integer("moe_intermediate_size")
-        common = MoEDescription(
-            num_experts=number_of_experts(config),
-            top_k=experts_per_token(config),
-            intermediate_size=intermediate_size,
-            sparse_layers=_sparse_layers(config, num_layers),
-            scaling=config.number("routed_scaling_factor", 1.0),
-            shared_intermediate_size=shared * intermediate_size,
-        )
-        num_groups, kept_groups = config.integer("n_group", 1), config.integer("topk_group", 1)
+        sparse_layers = _sparse_layers(config, num_layers)
         if self.softmax_routing:
-            _require(config, "scoring_func", ("softmax",))
-            method = _require(config, "topk_method", ("greedy", "group_limited_greedy"))
-            if method == "greedy":
-                num_groups = kept_groups = 1
-            return dataclasses.replace(common, num_groups=num_groups, kept_groups=kept_groups)
+            return _softmax_moe(config, sparse_layers)
         _require(config, "scoring_func", ("sigmoid",))
         _require(config, "topk_method", ("noaux_tc",))
-        return dataclasses.replace(
-            common,
-            scoring="sigmoid",
-            renormalize=config.boolean("norm_topk_prob", True),
-            epsilon=1e-20,
-            num_groups=num_groups,
-            kept_groups=kept_groups,
-            group_score="top_2_sum",
-            has_correction_bias=True,
-        )
+        return read_sigmoid_moe(config, sparse_layers)
+
+
+def _softmax_moe(config: ConfigReader, sparse_layers: tuple[bool, ...]) -> MoEDescription:
+    """Experts chosen by their softmax, out of the groups whose best expert is best. Weights are never renormalised."""
+    _require(config, "scoring_func", ("softmax",))
+    is_grouped = _require(config, "topk_method", ("greedy", "group_limited_greedy")) == "group_limited_greedy"
+    intermediate_size = config.integer("moe_intermediate_size")
+    moe = MoEDescription(
+        num_experts=number_of_experts(config),
+        top_k=experts_per_token(config),
+        intermediate_size=intermediate_size,
+        sparse_layers=sparse_layers,
+        scaling=config.number("routed_scaling_factor", 1.0),
+        num_groups=config.integer("n_group", 1) if is_grouped else 1,
+        kept_groups=config.integer("topk_group", 1) if is_grouped else 1,
+        shared_intermediate_size=number_of_shared_experts(config) * intermediate_size,
+    )
+    return check_moe(config, moe)
 
 
 def _require(config: ConfigReader, key: str, allowed: tuple[str, ...]) -> str:
