@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sglang_lite.adapters.base import Operations, PackedLinear
+from sglang_lite.adapters.quantized import QuantizedWeight
 from sglang_lite.layers.parallel import ParallelGroup, row_parallel, vocabulary_parallel
 from sglang_lite.models.model_description import ModelDescription
+from sglang_lite.models.quantized_parts import join_rows, map_tensors, shard_of
 from sglang_lite.models.weight_reader import Shard, WeightReader
 
 
@@ -97,6 +99,28 @@ class LinearLoader:
         weight_shard: Shard | Sequence[Shard | None] | None,
         bias_shard: Shard | Sequence[Shard | None] | None,
     ) -> PackedLinear:
-        weight = self._reader.read_merged(names, weight_shard)
         bias = self._reader.read_merged(bias_names, bias_shard) if bias_names is not None else None
-        return self._ops.pack_linear(weight, bias)
+        quantized = self._read_quantized(names, weight_shard)
+        if quantized is not None:
+            return self._ops.quantized.pack_linear(quantized, bias)
+        return self._ops.pack_linear(self._reader.read_merged(names, weight_shard), bias)
+
+    def _read_quantized(
+        self, names: Sequence[str], shard: Shard | Sequence[Shard | None] | None
+    ) -> QuantizedWeight | None:
+        """The matrices as one quantized weight, or None when they have to be read as plain values: they are stored
+        plain, their format cannot be cut or joined there, or the device has no product for it."""
+        shards = [shard] * len(names) if shard is None or isinstance(shard, Shard) else shard
+        parts: list[QuantizedWeight] = []
+        for name, part_of in zip(names, shards, strict=True):
+            whole = self._reader.read_quantized(name)
+            if whole is None or self._ops.quantized.refusal(whole) is not None:
+                return None
+            part = whole if part_of is None else shard_of(whole, part_of, self._reader.shape_of(name))
+            if part is None:
+                return None
+            parts.append(part)
+        joined = join_rows(parts)
+        if joined is None or self._ops.quantized.refusal(joined) is not None:
+            return None
+        return map_tensors(joined, lambda tensor: tensor.to(self._ops.device))

@@ -98,6 +98,7 @@ class WeightReader:
         self._progress = progress
         self._files: dict[Path, _OpenFile] = {}
         self._stack = ExitStack()
+        self._counted: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +108,11 @@ class WeightReader:
     ) -> None:
         self._files.clear()
         self._stack.close()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of the results."""
+        return self._dtype
 
     def read(self, name: str) -> Tensor:
         """One tensor, in the reader's type, in memory of its own."""
@@ -118,13 +124,13 @@ class WeightReader:
 
     def rows_of(self, name: str) -> int:
         """First extent of a tensor in the checkpoint."""
-        return self._shape(name)[0]
+        return self.shape_of(name)[0]
 
     def read_vocabulary(self, name: str) -> Tensor:
         """This rank's rows of a matrix [vocab, hidden], padded with zeros to the length that all ranks have."""
         if self.parallel.size == 1:
             return self.read(name)
-        vocab_size, *others = self._shape(name)
+        vocab_size, *others = self.shape_of(name)
         rows = VocabularyRows(vocab_size, self.parallel)
         part = torch.zeros(rows.length, *others, dtype=self._dtype, device=self._device)
         part[: rows.stop - rows.start].copy_(self._plain(name, Span(rows.start, rows.stop)))
@@ -138,7 +144,7 @@ class WeightReader:
                 the tensor.
         """
         shards = [shard] * len(names) if shard is None or isinstance(shard, Shard) else shard
-        shapes = [_part_shape(name, self._shape(name), part) for name, part in zip(names, shards, strict=True)]
+        shapes = [_part_shape(name, self.shape_of(name), part) for name, part in zip(names, shards, strict=True)]
         rows = sum(shape[0] for shape in shapes)
         merged = torch.empty(rows, *shapes[0][1:], dtype=self._dtype, device=self._device)
         start = 0
@@ -157,7 +163,8 @@ class WeightReader:
         matrix = self._quantized.get(name)
         return None if matrix is None else read_stored(matrix, self._whole)
 
-    def _shape(self, name: str) -> tuple[int, ...]:
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; of a quantized matrix, that of what it stands for."""
         matrix = self._quantized.get(name)
         return self._checkpoint.tensors[name].shape if matrix is None else matrix.shape
 
@@ -169,15 +176,21 @@ class WeightReader:
             return whole if part is None else whole[part.slices(matrix.shape)]
         entry = self._checkpoint.tensors[name]
         tensor = self._stored(entry, part)
-        self._progress.advance(entry.num_bytes)
+        self._count(entry)
         return tensor
 
     def _whole(self, name: str) -> Tensor:
         """A tensor as it is stored."""
         entry = self._checkpoint.tensors[name]
         tensor = self._stored(entry, None)
-        self._progress.advance(entry.num_bytes)
+        self._count(entry)
         return tensor
+
+    def _count(self, entry: TensorEntry) -> None:
+        """Advance the progress by a tensor, once however often it is read."""
+        if entry.name not in self._counted:
+            self._counted.add(entry.name)
+            self._progress.advance(entry.num_bytes)
 
     def _stored(self, entry: TensorEntry, shard: Shard | Span | None) -> Tensor:
         """A tensor, or its part, as the file has it."""

@@ -85,7 +85,7 @@ def fp8_blocks(weight: Floats, block: tuple[int, int], suffix: str = "_scale_inv
 
 def fp8_tensor(weight: Floats, *, static: bool = False, shape: tuple[int, ...] = ()) -> Packed:
     scale = np.float32(np.abs(weight).max() / 448)
-    extra = {"input_scale": torch.tensor(0.02)} if static else {}
+    extra = {"input_scale": torch.tensor(0.5)} if static else {}
     return pack_fp8(weight, np.full(shape, scale, np.float32), np.full_like(weight, scale), "_scale", extra)
 
 

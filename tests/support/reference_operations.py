@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry
+from sglang_lite.adapters.cpu.quantized import CpuQuantized
 from sglang_lite.adapters.latent import LatentOperations
 from sglang_lite.adapters.moe import MoEOperations
+from sglang_lite.adapters.quantized import QuantizedOperations
 from tests.support.recurrent_reference import ReferenceRecurrent
 from tests.support.reference_latent import ReferenceLatent, ReferencePlan
 from tests.support.reference_moe import ReferenceMoE
@@ -45,6 +47,10 @@ class ReferenceOperations:
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    @property
+    def quantized(self) -> QuantizedOperations:
+        return CpuQuantized()
 
     @property
     def recurrent(self) -> ReferenceRecurrent:

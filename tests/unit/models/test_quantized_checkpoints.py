@@ -12,6 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sglang_lite.adapters.base import Operations
+from sglang_lite.adapters.cpu.quantized import CpuQuantized
+from sglang_lite.adapters.quantized import AwqWeight, QuantizedLinear, QuantizedOperations, QuantizedWeight
 from sglang_lite.models.base import CausalLanguageModel
 from sglang_lite.models.checkpoint import Checkpoint
 from sglang_lite.models.description import read_description
@@ -43,8 +46,8 @@ def awq(source: Path, tmp_path: Path) -> Path:
     return tmp_path / "awq"
 
 
-def logits(directory: Path) -> Tensor:
-    ops = ReferenceOperations()
+def logits(directory: Path, ops: Operations | None = None) -> Tensor:
+    ops = ops or ReferenceOperations()
     model: CausalLanguageModel = load_model(directory, ops=ops, progress=False)[0]
     runner = PagedRunner(model, ops, page_size=4)
     return runner.step([(runner.new_sequence(), PROMPT)])[0]
@@ -184,6 +187,53 @@ def open_reader(directory: Path) -> WeightReader:
     quantized = stored_tensors(description, checkpoint).quantized
     bar = LoadProgress(1, enabled=False)
     return WeightReader(checkpoint, torch.float32, torch.device("cpu"), bar, quantized=quantized)
+
+
+class KeepingQuantized(CpuQuantized):
+    """Of a device that has a product for every format but those refused; counts the layers that use it."""
+
+    def __init__(self, refused: type[object] | None = None) -> None:
+        self.num_layers = 0
+        self.refused = refused
+
+    def refusal(self, weight: QuantizedWeight) -> str | None:
+        return "not on this device" if self.refused is not None and isinstance(weight, self.refused) else None
+
+    def pack_linear(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
+        self.num_layers += 1
+        return super().pack_linear(weight, bias)
+
+
+class KeepingOperations(ReferenceOperations):
+    def __init__(self, quantized: KeepingQuantized) -> None:
+        self._kept = quantized
+
+    @property
+    def quantized(self) -> QuantizedOperations:
+        return self._kept
+
+
+class TestQuantizedProducts:
+    """Where the device has a product for the format, matrices stay as they are stored."""
+
+    @pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"fp8_blocks_uneven"}))  # no product takes such blocks
+    def test_layers_stay_quantized(self, source: Path, tmp_path: Path, name: str) -> None:
+        quantize_checkpoint(source, tmp_path / "packed", tmp_path / "plain", FORMATS[name])
+        kept = KeepingQuantized()
+        actual = logits(tmp_path / "packed", KeepingOperations(kept))
+        # Query, key and value as one, the output, gate and up as one, down. The key's 64 rows do not end where blocks
+        # of 128 do, so that the three are not joined but read as values.
+        assert kept.num_layers == (3 if name == "fp8_blocks_128" else 4)
+        expected = logits(tmp_path / "plain")
+        if "fp8" in name or name == "compressed_int8":  # their products round activations too
+            assert 1e-4 < (actual - expected).std() < 0.2 * expected.std()
+        else:
+            torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+
+    def test_refused_formats_are_read_as_values(self, awq: Path) -> None:
+        kept = KeepingQuantized(refused=AwqWeight)
+        torch.testing.assert_close(logits(awq, KeepingOperations(kept)), logits(awq))
+        assert kept.num_layers == 0
 
 
 class TestMxfp4:
