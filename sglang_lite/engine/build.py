@@ -6,6 +6,7 @@ from sglang_lite.config import ServerConfig
 from sglang_lite.engine.info import EngineInfo, KvCacheInfo
 from sglang_lite.engine.parts import CoreParts, Report, make_scheduler
 from sglang_lite.execution.build import EngineLimits, build_executor
+from sglang_lite.execution.parallel_executor import ParallelExecutor
 from sglang_lite.models.description import ModelDescription, read_description
 from sglang_lite.types import StartupError
 
@@ -22,7 +23,10 @@ def build_core_parts(config: ServerConfig, report: Report) -> CoreParts:
     executor, limits = build_executor(config, description, directory=config.model_path, report=report)
     info = engine_info(config, description, limits)
     depth = 1 if config.disable_overlap_schedule else 2
-    return CoreParts(make_scheduler(config, info), executor, info, depth)
+    scheduler = make_scheduler(config, info)
+    if isinstance(executor, ParallelExecutor):
+        return CoreParts(scheduler, executor, info, depth, executor.watch)
+    return CoreParts(scheduler, executor, info, depth)
 
 
 def engine_info(config: ServerConfig, description: ModelDescription, limits: EngineLimits) -> EngineInfo:

@@ -31,12 +31,15 @@ class CoreParts:
 
     Attributes:
         depth: plans in flight at once.
+        watch: takes a function, which is called with a sentence, in a thread of its own, when something outside this
+            process that the executor needs is lost: the core may be idle then and would not notice.
     """
 
     scheduler: Scheduler
     executor: Executor
     info: EngineInfo
     depth: int
+    watch: Callable[[Callable[[str], None]], None] = lambda on_loss: None
 
 
 Build = Callable[[ServerConfig, Report], CoreParts]

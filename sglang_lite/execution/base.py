@@ -41,3 +41,7 @@ class InterruptibleExecutor(Protocol):
 
 class ExecutionError(Exception):
     """A forward pass failed. The requests of that plan end with an error; the engine goes on."""
+
+
+class RankLostError(Exception):
+    """A rank that shares the model failed or is gone, and with it the replica: no step can run any more."""

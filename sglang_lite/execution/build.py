@@ -16,9 +16,9 @@ from sglang_lite.adapters.base import KVGeometry
 from sglang_lite.adapters.capability import resolve_device
 from sglang_lite.adapters.cpu import CpuOperations
 from sglang_lite.config import ServerConfig
-from sglang_lite.execution.base import Executor
+from sglang_lite.execution.base import Executor, RankLostError
 from sglang_lite.execution.executor import TorchExecutor
-from sglang_lite.execution.memory import available_memory, plan_kv_budget
+from sglang_lite.execution.memory import WORKSPACE_SHARE, available_memory, plan_kv_budget
 from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.execution.warm_up import warm_up
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup
@@ -107,7 +107,11 @@ def build_executor(
         executor = TorchExecutor(built.runner, num_threads=built.num_threads)
     report("warming up", 0.9)
     started = time.monotonic()
-    warm_up(executor, built.limits.geometry, built.limits.context_length)
+    try:
+        warm_up(executor, built.limits.geometry, built.limits.context_length)
+    except RankLostError as error:
+        executor.close()
+        raise StartupError(str(error)) from error
     seconds = {**built.limits.startup_seconds, "first_step": time.monotonic() - started}
     return executor, replace(built.limits, startup_seconds=seconds)
 
@@ -139,6 +143,7 @@ def build_runner(
         kv_geometry(kv, 1, 1, kv_dtype).bytes_per_token,
         max(0, available - weight_bytes // parallel.size),
         context_length,
+        workspace_share=WORKSPACE_SHARE if kv.num_tensors > 1 else 0.0,
     )
     ops = CpuOperations(workspace_bytes=budget.workspace_bytes)
     num_pages = _agree_on_pages(budget.num_pages, parallel, ops.device)

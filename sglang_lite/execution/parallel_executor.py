@@ -17,11 +17,11 @@ import torch
 import zmq
 
 from sglang_lite.config import ServerConfig
-from sglang_lite.execution.base import ExecutionError
+from sglang_lite.execution.base import ExecutionError, RankLostError
 from sglang_lite.execution.executor import TorchExecutor
-from sglang_lite.execution.placement import Placement, placement_of
+from sglang_lite.execution.placement import Placement, placement_of, split_address
 from sglang_lite.execution.plan_frames import PlanFrame, encode_plan, encode_stop
-from sglang_lite.execution.rank_launch import RankLaunch, fingerprint, open_store, split_address, start_rank
+from sglang_lite.execution.rank_launch import END_SECONDS, RankLaunch, end_rank, fingerprint, open_store, start_rank
 from sglang_lite.execution.rank_links import LeaderLink, RankWatch
 from sglang_lite.execution.torch_group import TorchGroup, join_group, leave_group
 from sglang_lite.layers.parallel import ParallelGroup
@@ -37,14 +37,7 @@ CHECK_SECONDS = 0.25
 EXPLANATION_SECONDS = 2.0
 """How long a failed step waits for a lost rank to become known, which is the better explanation."""
 
-END_SECONDS = 5.0
-"""How long a follower may take to end when it is told to."""
-
 _Result = TypeVar("_Result")
-
-
-class RankLostError(Exception):
-    """A rank failed or is gone, and with it the replica."""
 
 
 class RankLeader:
@@ -169,7 +162,7 @@ class RankLeader:
         if not lost and self._links:
             self.send(encode_stop())
         for process in self._processes.values():
-            _end(process, 0.0 if lost else END_SECONDS)
+            end_rank(process, grace=0.0 if lost else END_SECONDS)
         if self._watch is not None:
             self._watch.close()
         for link in self._links:
@@ -188,22 +181,6 @@ class RankLeader:
         self._failed.set()
         for listener in listeners:
             listener(reason)
-
-
-def _end(process: subprocess.Popen[bytes], grace: float) -> None:
-    """Wait for a follower, and end it when it does not by itself: the end of its input says so to it."""
-    try:
-        process.wait(grace)
-    except subprocess.TimeoutExpired:
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
 
 
 class ParallelExecutor:

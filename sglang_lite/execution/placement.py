@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_lite.config import ServerConfig
+from sglang_lite.types import StartupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +58,18 @@ def placement_of(config: ServerConfig, replica: int = 0) -> Placement:
         first_device=config.base_gpu_id + replica * per_node * config.gpu_id_step,
         device_step=config.gpu_id_step,
     )
+
+
+def split_address(address: str | None) -> tuple[str, int]:
+    """Host and port of ``--dist-init-addr``.
+
+    Raises:
+        StartupError: it is missing or not host:port.
+    """
+    host, _, port = (address or "").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise StartupError(
+            f"--dist-init-addr {address}: several nodes need host:port of rank 0, the same on every node "
+            f"(for example 10.0.0.1:20000)"
+        )
+    return host.strip("[]"), int(port)

@@ -14,10 +14,14 @@ import msgspec
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from sglang_lite.config import ServerConfig
+from sglang_lite.execution.placement import split_address
 from sglang_lite.execution.torch_group import JOIN_SECONDS
 from sglang_lite.types import StartupError
 
 RANK_COMMAND = (sys.executable, "-m", "sglang_lite.execution.rank_process")
+
+END_SECONDS = 5.0
+"""How long a rank may take to end when it is told to."""
 
 _COMMON_OPTIONS = (
     "context_length",
@@ -60,6 +64,22 @@ def start_rank(launch: RankLaunch) -> subprocess.Popen[bytes]:
     return process
 
 
+def end_rank(process: subprocess.Popen[bytes], *, grace: float) -> None:
+    """Wait for a rank, and end it when it does not by itself: the end of its input says so to it."""
+    try:
+        process.wait(grace)
+    except subprocess.TimeoutExpired:
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
 def open_store(config: ServerConfig, directory: str, *, is_leader: bool) -> Store:
     """Where the ranks meet: a file in ``directory``, or with several nodes a server at ``--dist-init-addr`` on rank 0.
 
@@ -82,24 +102,9 @@ def open_store(config: ServerConfig, directory: str, *, is_leader: bool) -> Stor
         raise StartupError(f"--dist-init-addr {config.dist_init_addr}: cannot {what} this address: {error}") from error
 
 
-def split_address(address: str | None) -> tuple[str, int]:
-    """Host and port of ``--dist-init-addr``.
-
-    Raises:
-        StartupError: it is missing or not host:port.
-    """
-    host, _, port = (address or "").rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise StartupError(
-            f"--dist-init-addr {address}: several nodes need host:port of rank 0, the same on every node "
-            f"(for example 10.0.0.1:20000)"
-        )
-    return host.strip("[]"), int(port)
-
-
-def fingerprint(config: ServerConfig) -> bytes:
+def fingerprint(config: ServerConfig) -> str:
     """Equal on two ranks only when they serve the same model with the same options."""
     options = config.model_dump(mode="json", include=set(_COMMON_OPTIONS))
     digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     digest.update((Path(config.model_path or "") / "config.json").read_bytes())
-    return digest.hexdigest().encode()
+    return digest.hexdigest()

@@ -56,7 +56,7 @@ def main() -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     link = FollowerLink(context, plans, reports, lambda: os._exit(EXIT_ORPHANED))
     try:
-        if store.get("fingerprint") != fingerprint(config):
+        if store.get("fingerprint").decode() != fingerprint(config):
             raise StartupError("its model or options are not those of rank 0; start all nodes with the same ones")
         _follow(config, launch, store, link)
     except StartupError as error:

@@ -75,7 +75,7 @@ def join_group(
         StartupError: torch has no NCCL though the device needs it, or the others did not come.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if backend == "nccl" and not dist.is_nccl_available():  # type: ignore[no-untyped-call]
+    if backend == "nccl" and not dist.is_nccl_available():
         raise StartupError(f"--tp-size {size} on CUDA needs NCCL, which this torch does not have; install a CUDA build")
     if backend == "gloo" and on_one_machine:
         # Without it gloo resolves the host's name, which containers often cannot.
