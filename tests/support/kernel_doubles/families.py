@@ -1,0 +1,50 @@
+"""Doubles of experts, quantized products, recurrent layers, grammars and speculation, and what was called of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from tests.support.kernel_doubles import experts
+from tests.support.kernel_records import load_record
+from tests.support.kernel_stubs import installed_stubs
+
+FAMILY_DOUBLES: dict[str, Callable[..., object]] = {
+    "flashinfer.fused_moe.cutlass_fused_moe": experts.cutlass_fused_moe,
+    "flashinfer.fused_moe.fused_topk_deepseek": experts.fused_topk_deepseek,
+    "sgl_kernel.topk_softmax": experts.topk_softmax,
+    "sgl_kernel.topk_sigmoid": experts.topk_sigmoid,
+    "sgl_kernel.moe_fused_gate": experts.moe_fused_gate,
+    "sgl_kernel.moe_align_block_size": experts.moe_align_block_size,
+    "sgl_kernel.moe_sum_reduce": experts.moe_sum_reduce,
+}
+"""Public path -> double. Those that a line does not have are left out for it."""
+
+ATTRIBUTES: dict[str, object] = {"flashinfer.tllm_enums.ActivationType": experts.ActivationType}
+"""What the records do not list."""
+
+Calls = dict[str, list[frozenset[str]]]
+"""Public path -> the argument names of each call, in order."""
+
+
+@contextmanager
+def installed_families(line: str, overrides: Mapping[str, Callable[..., object]] | None = None) -> Iterator[Calls]:
+    """Both wheels with these doubles; what is called of them is in the result, by path."""
+    calls: Calls = {}
+    doubles = FAMILY_DOUBLES | dict(overrides or {})
+    available = {path: _counted(path, double, calls) for path, double in doubles.items() if _has(line, path)}
+    with installed_stubs(line, available, ATTRIBUTES):
+        yield calls
+
+
+def _has(line: str, path: str) -> bool:
+    record = load_record("flashinfer-python" if path.startswith("flashinfer") else line)
+    return record.aliases.get(path, path) in record.functions
+
+
+def _counted(path: str, double: Callable[..., object], calls: Calls) -> Callable[..., object]:
+    def call(**arguments: object) -> object:
+        calls.setdefault(path, []).append(frozenset(arguments))
+        return double(**arguments)
+
+    return call
