@@ -36,6 +36,13 @@ def test_capacity_from_memory() -> None:
     assert pages(1 << 40, 16) == MAX_SLOTS_FROM_MEMORY // 16
 
 
+def test_without_a_workspace_the_pool_gets_its_share() -> None:
+    config = ServerConfig(model_path="x", device="cpu", mem_fraction_static=0.5)
+    budget = plan_kv_budget(config, 4096, 1 << 30, 2048, workspace_share=0.0)
+    assert budget.workspace_bytes == 0
+    assert budget.num_pages == (1 << 29) // (16 * 4096)
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
