@@ -156,4 +156,4 @@ def _in_blocks(column: Tensor, places: Tensor, num_blocks: int, size: int) -> Te
     """[P, H, ...] -> [blocks, H, size, ...], zero where no token lies."""
     padded = column.new_zeros(num_blocks * size, *column.shape[1:])
     padded.index_copy_(0, places, column)
-    return padded.unflatten(0, (num_blocks, size)).transpose(1, 2)
+    return padded.view(num_blocks, size, *column.shape[1:]).transpose(1, 2)

@@ -12,9 +12,11 @@ from typing import Any
 from sglang_lite.models.deepseek_config import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM_5, KIMI_K25
 from sglang_lite.models.dense_config import LLAMA, MISTRAL, QWEN2, QWEN3
 from sglang_lite.models.family import Family
+from sglang_lite.models.gemma3_config import GEMMA3, GEMMA3_WRAPPED
 from sglang_lite.models.glm4_moe_config import GLM4_MOE
 from sglang_lite.models.gpt_oss_config import GPT_OSS
 from sglang_lite.models.qwen3_moe_config import QWEN3_MOE
+from sglang_lite.models.qwen_hybrid_config import QWEN3_5, QWEN3_5_WRAPPED, QWEN3_NEXT
 from sglang_lite.types import StartupError
 
 TABLE: tuple[Family, ...] = (
@@ -23,8 +25,13 @@ TABLE: tuple[Family, ...] = (
     QWEN2,
     QWEN3,
     QWEN3_MOE,
+    QWEN3_NEXT,
+    QWEN3_5,
+    QWEN3_5_WRAPPED,
     GLM4_MOE,
     GPT_OSS,
+    GEMMA3,
+    GEMMA3_WRAPPED,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     DEEPSEEK_V32,
