@@ -29,6 +29,7 @@ class Attention:
         query_norm, key_norm: weights [D] of the norms applied per head before rotation, or both None.
         sliding_window: keys a query sees, itself included; None for all.
         sinks: float32[H], one more logit a head in the softmax's denominator; None without.
+        score_cap: c of c * tanh(s / c) on the scaled scores; None without.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Attention:
         "_qkv_proj",
         "_query_norm",
         "_scale",
+        "_score_cap",
         "_sinks",
         "_sliding_window",
         "_split_sizes",
@@ -60,6 +62,7 @@ class Attention:
         norm_eps: float,
         sliding_window: int | None,
         sinks: Tensor | None = None,
+        score_cap: float | None = None,
     ) -> None:
         self._ops = ops
         self._layer = layer
@@ -70,6 +73,7 @@ class Attention:
         self._norm_eps = norm_eps
         self._sliding_window = sliding_window
         self._sinks = sinks
+        self._score_cap = score_cap
         self._scale = shape.scale
         self._head_dim = shape.head_dim
         self._split_sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
@@ -94,5 +98,6 @@ class Attention:
             scale=self._scale,
             sliding_window=self._sliding_window,
             sinks=self._sinks,
+            logit_cap=self._score_cap,
         )
         return self._output_proj(mixed)

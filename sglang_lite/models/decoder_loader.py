@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -43,15 +43,34 @@ class LayerLoader:
         """A projection split by input, see ``LinearLoader.row``."""
         return self.linears.row(f"{name}.weight", bias_name=f"{name}.bias" if has_bias else None)
 
-    def attention(self, layer: int, *, sinks: Tensor | None = None) -> Attention:
-        """``self_attn`` of a layer."""
+    def norm_adding_one(self, name: str) -> Tensor:
+        """The weight of a norm that multiplies by 1 + w."""
+        return (self.reader.read_float32(name) + 1.0).to(self.reader.dtype)
+
+    def attention(
+        self,
+        layer: int,
+        *,
+        scale: float | None = None,
+        sinks: Tensor | None = None,
+        score_cap: float | None = None,
+        norms_add_one: bool = False,
+    ) -> Attention:
+        """``self_attn`` of a layer.
+
+        Args:
+            scale: factor on the scores; None for head_dim^-0.5.
+            sinks, score_cap: see ``Attention``.
+            norms_add_one: the norms of q and k multiply by 1 + w.
+        """
         description, prefix = self.description, f"{layer_prefix(layer)}self_attn."
         has_norms = description.query_key_norm
+        read_norm = self.norm_adding_one if norms_add_one else self.reader.read
         shape = AttentionShape(
             num_heads=description.num_heads,
             num_kv_heads=description.num_kv_heads,
             head_dim=description.head_dim,
-            scale=description.head_dim**-0.5,
+            scale=description.head_dim**-0.5 if scale is None else scale,
         )
         return Attention(
             self.ops,
@@ -64,15 +83,16 @@ class LayerLoader:
                 parts=self.linears.head_parts(description),
             ),
             self.row(f"{prefix}o_proj", has_bias=description.output_bias),
-            query_norm=self.reader.read(f"{prefix}q_norm.weight") if has_norms else None,
-            key_norm=self.reader.read(f"{prefix}k_norm.weight") if has_norms else None,
+            query_norm=read_norm(f"{prefix}q_norm.weight") if has_norms else None,
+            key_norm=read_norm(f"{prefix}k_norm.weight") if has_norms else None,
             norm_eps=description.rms_norm_eps,
             sliding_window=description.sliding_windows[layer],
             sinks=sinks,
+            score_cap=score_cap,
         )
 
-    def dense_mlp(self, layer: int) -> GatedMLP:
-        """``mlp`` of a layer without experts."""
+    def dense_mlp(self, layer: int, activation: Callable[[Tensor], Tensor] | None = None) -> GatedMLP:
+        """``mlp`` of a layer without experts; ``activation`` as ``GatedMLP`` takes it."""
         prefix, has_bias = f"{layer_prefix(layer)}mlp.", self.description.mlp_bias
         gate_up = self.column(prefix, ("gate_proj", "up_proj"), has_bias=has_bias)
-        return GatedMLP(self.ops, gate_up, self.row(f"{prefix}down_proj", has_bias=has_bias))
+        return GatedMLP(self.ops, gate_up, self.row(f"{prefix}down_proj", has_bias=has_bias), activation)

@@ -85,6 +85,14 @@ _GPT_OSS = {
     },
 }
 
+_GEMMA3 = {
+    "num_hidden_layers": 6,
+    "head_dim": 32,
+    "sliding_window": 8,
+    "query_pre_attn_scalar": 32,
+    "tie_word_embeddings": True,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class TinyCase:
@@ -146,6 +154,36 @@ CASES: dict[str, TinyCase] = {
         "GptOss",
         {**_GPT_OSS, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "sliding_window": 5}
         | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
+    ),
+    "gemma3": TinyCase("Gemma3", _GEMMA3, config="Gemma3TextConfig"),
+    "gemma3_scaled_capped": TinyCase(
+        "Gemma3",
+        {**_GEMMA3, "num_hidden_layers": 4, "tie_word_embeddings": False, "final_logit_softcapping": 5.0}
+        | {"query_pre_attn_scalar": 20, "layer_types": ["full_attention", "sliding_attention"] * 2}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            }
+        },
+        config="Gemma3TextConfig",
+    ),
+    "gemma3_wrapper": TinyCase(
+        "Gemma3",
+        _GEMMA3,
+        model="Gemma3ForConditionalGeneration",
+        wrapper={
+            "image_token_index": 127,
+            "mm_tokens_per_image": 4,
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 16,
+                "patch_size": 4,
+            },
+        },
     ),
     "deepseek_v2": TinyCase(
         "DeepseekV2", {**_LATENT, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0}
