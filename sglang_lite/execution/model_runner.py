@@ -6,18 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_lite.adapters.base import AttentionBatch, KVGeometry, Operations
+from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, Operations
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
+from sglang_lite.execution.recurrent_state import RecurrentStatePool
 from sglang_lite.execution.sampler import Sampler
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup
-from sglang_lite.models.base import CausalLanguageModel
+from sglang_lite.models.base import CausalLanguageModel, RecurrentLanguageModel
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
 from sglang_lite.types import Int32Array
 
 
 class ModelRunner:
-    """Runs plans one after another. Owns the KV pool and the last token of every row.
+    """Runs plans one after another. Owns the KV pool, and the last token and recurrent state of every row.
 
     Args:
         model: the model, on the device of ``ops``.
@@ -46,6 +47,9 @@ class ModelRunner:
         self._sampler = Sampler(model.vocab_size, ops.device, seed)
         self._scorer = LogprobScorer(model.logits, model.vocab_size)
         self._last_token = torch.zeros(num_rows, dtype=torch.int64, device=ops.device)
+        self._recurrent: RecurrentStatePool | None = None
+        if isinstance(model, RecurrentLanguageModel):
+            self._recurrent = RecurrentStatePool(model.recurrent, num_rows, model.activation_dtype, ops)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
@@ -63,7 +67,7 @@ class ModelRunner:
         )
         attention_plan = self._ops.plan_attention(batch, self.geometry)
         positions = torch.from_numpy(plan.positions.astype(np.int64))
-        hidden = self._model.forward(self._input_ids(plan), positions, self.pool, attention_plan)
+        hidden = self._forward(plan, positions, attention_plan)
         if len(plan.sample_index) == 0:
             tokens = np.empty(0, dtype=np.int32)
             return StepOutput(plan.step, tokens, self._scorer.score(plan, hidden, None, tokens))
@@ -71,6 +75,13 @@ class ModelRunner:
         raw_logits = self._scorer.keep_raw(plan, logits)
         tokens = self._sample(plan, logits)
         return StepOutput(plan.step, tokens, self._scorer.score(plan, hidden, raw_logits, tokens))
+
+    def _forward(self, plan: StepPlan, positions: Tensor, attention_plan: AttentionPlan) -> Tensor:
+        ids = self._input_ids(plan)
+        if self._recurrent is None:
+            return self._model.forward(ids, positions, self.pool, attention_plan)
+        assert isinstance(self._model, RecurrentLanguageModel)  # or there would be no states
+        return self._model.forward(ids, positions, self.pool, attention_plan, self._recurrent.step(plan))
 
     def _input_ids(self, plan: StepPlan) -> Tensor:
         """int64[T]: a decode row's token comes from the step before, wherever the plan does not name it."""
