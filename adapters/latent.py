@@ -57,6 +57,10 @@ class LatentProjection(Protocol):
 class LatentOperations(Protocol):
     """Latent attention of one device. The step's plan comes from ``Operations.plan_attention`` with a latent pool."""
 
+    @property
+    def selects_keys(self) -> bool:
+        """Whether queries with more than ``KeySelection.top_k`` keys are served; if not, they are an input error."""
+
     def pack_projection(self, weight: Tensor, num_heads: int, nope_dim: int) -> LatentProjection:
         """Take over ``weight`` [H * (dn + dv), R]: for each head the dn rows of W_key, then the dv rows of W_value."""
 

@@ -91,6 +91,11 @@ class CpuLatentAttention:
     def __init__(self) -> None:
         self._pool: LatentPool | None = None
 
+    @property
+    def selects_keys(self) -> bool:
+        """Always: contexts of any length."""
+        return True
+
     def pack_projection(self, weight: Tensor, num_heads: int, nope_dim: int) -> LatentProjection:
         """Keep [H * (dn + dv), R] as it is."""
         by_head = weight.view(num_heads, -1, weight.shape[1])

@@ -17,6 +17,7 @@ from sglang_lite.adapters.capability import resolve_device
 from sglang_lite.adapters.cpu import CpuOperations
 from sglang_lite.config import ServerConfig
 from sglang_lite.execution.base import Executor, RankLostError
+from sglang_lite.execution.context_length import served_context_length
 from sglang_lite.execution.executor import TorchExecutor
 from sglang_lite.execution.memory import WORKSPACE_SHARE, available_memory, plan_kv_budget
 from sglang_lite.execution.model_runner import ModelRunner
@@ -137,7 +138,7 @@ def build_runner(
     available = available_memory() // parallel.size
     kv = share_of(description, parallel.size).kv
     weight_bytes = _weight_bytes(description, dtype)
-    context_length = config.context_length or description.context_length
+    context_length = served_context_length(config, description, selects_keys=True)
     budget = plan_kv_budget(
         config,
         kv_geometry(kv, 1, 1, kv_dtype).bytes_per_token,

@@ -73,6 +73,7 @@ class DeepseekRules:
             head_dim=latent.row_width,
             kv=latent.kv(num_layers),
             is_wrapped=self.is_wrapped,
+            selected_keys=None if indexer is None else indexer.top_k,
             details=DeepseekDetails(latent=latent, moe=self._moe(config, num_layers)),
         )
 

@@ -83,6 +83,8 @@ class ModelDescription:
         recurrent: state beside the KV, None without any.
         quantization: how the checkpoint stores its matrices, None for plain floating-point weights.
         is_wrapped: the decoder is the text part (``text_config``) of a larger model.
+        selected_keys: most keys that a query attends to, chosen by an index (sparse attention); None without a choice.
+            A device that cannot choose serves contexts up to this length, where nothing is left out.
         details: what only the family's own code reads, a frozen dataclass of the family.
         generation_defaults: sampling defaults of generation_config.json.
     """
@@ -113,6 +115,7 @@ class ModelDescription:
     recurrent: RecurrentDescription | None = None
     quantization: QuantizationDescription | None = None
     is_wrapped: bool = False
+    selected_keys: int | None = None
     details: object | None = None
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
 

@@ -85,7 +85,9 @@ def test_shared_prefix_pages_equal_one_pass(library: Library, case: str, operati
 
 
 @each_operations
-@pytest.mark.parametrize("case", ["llama", "mistral", "qwen2_window", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "case", ["llama", "mistral", "qwen2_window", "qwen3_moe", "gpt_oss", "deepseek_v3_yarn", "deepseek_v32"]
+)
 def test_rows_of_a_mixed_step_do_not_mix(library: Library, case: str, operations: str) -> None:
     """Decode rows of different lengths and prefill chunks in one step give what each gives alone."""
     example = library.example(case)

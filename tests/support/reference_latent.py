@@ -46,6 +46,8 @@ class ReferenceProjection:
 class ReferenceLatent:
     """See ``sglang_lite.adapters.latent.LatentOperations`` for the contracts."""
 
+    selects_keys = True
+
     def pack_projection(self, weight: Tensor, num_heads: int, nope_dim: int) -> LatentProjection:
         by_head = weight.view(num_heads, -1, weight.shape[1])
         return ReferenceProjection(by_head[:, :nope_dim], by_head[:, nope_dim:])
