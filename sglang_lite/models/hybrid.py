@@ -70,6 +70,7 @@ class HybridDecoder:
     ) -> None:
         if description.recurrent is None:
             raise TypeError(f"{description.architecture} is described without recurrent layers")
+        self.kv = description.kv
         self.num_layers = description.kv.num_layers
         self.num_kv_heads = description.kv.num_kv_heads
         self.head_dim = description.kv.key_width

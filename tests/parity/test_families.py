@@ -54,7 +54,7 @@ def test_chunks_and_decode_equal_one_pass(library: Library, case: str, operation
 
 @each_page_size
 @each_operations
-@each_case
+@pytest.mark.parametrize("case", [name for name, case in CASES.items() if not case.recurrent])
 def test_shared_prefix_pages_equal_one_pass(library: Library, case: str, operations: str, page_size: int) -> None:
     """A second sequence starts on pages of the first while the first goes on, and neither disturbs the other."""
     example = library.example(case)
@@ -100,8 +100,8 @@ def test_rows_of_a_mixed_step_do_not_mix(library: Library, case: str, operations
     work = [(sequence, prompt[-1:]) for sequence, prompt in zip(decoding, prompts, strict=True)]
     outputs = runner.step([*work[:2], (fresh, example.token_ids[:11]), *work[2:]])
     for prompt, output in zip(prompts, [*outputs[:2], *outputs[3:]], strict=True):
-        assert_same_logits(output, full_pass(example.oracle, prompt)[-1:])
-    assert_same_logits(outputs[2], example.logits[:11])
+        assert_same_logits(output, full_pass(example.oracle, prompt)[-1:], CASES[case].tolerance)
+    assert_same_logits(outputs[2], example.logits[:11], CASES[case].tolerance)
 
 
 @each_operations
