@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from tests.support.kernel_doubles import experts
+from tests.support.kernel_doubles import dense, experts, quantized
 from tests.support.kernel_records import load_record
 from tests.support.kernel_stubs import installed_stubs
 
@@ -17,6 +17,22 @@ FAMILY_DOUBLES: dict[str, Callable[..., object]] = {
     "sgl_kernel.moe_fused_gate": experts.moe_fused_gate,
     "sgl_kernel.moe_align_block_size": experts.moe_align_block_size,
     "sgl_kernel.moe_sum_reduce": experts.moe_sum_reduce,
+    "sgl_kernel.silu_and_mul": dense.silu_and_mul,
+    "sgl_kernel.sgl_per_token_quant_fp8": quantized.sgl_per_token_quant_fp8,
+    "sgl_kernel.sgl_per_tensor_quant_fp8": quantized.sgl_per_tensor_quant_fp8,
+    "sgl_kernel.sgl_per_token_group_quant_8bit": quantized.sgl_per_token_group_quant_8bit,
+    "sgl_kernel.fp8_scaled_mm": quantized.fp8_scaled_mm,
+    "sgl_kernel.int8_scaled_mm": quantized.int8_scaled_mm,
+    "sgl_kernel.fp8_blockwise_scaled_mm": quantized.fp8_blockwise_scaled_mm,
+    "sgl_kernel.awq_dequantize": quantized.awq_dequantize,
+    "sgl_kernel.gptq_shuffle": quantized.gptq_shuffle,
+    "sgl_kernel.gptq_gemm": quantized.gptq_gemm,
+    "sgl_kernel.prepare_moe_input": quantized.prepare_moe_input,
+    "sgl_kernel.shuffle_rows": quantized.shuffle_rows,
+    "sgl_kernel.fp8_blockwise_scaled_grouped_mm": quantized.fp8_blockwise_scaled_grouped_mm,
+    "sgl_kernel.apply_shuffle_mul_sum": quantized.apply_shuffle_mul_sum,
+    "flashinfer.gemm.fp8_blockscale_gemm_sm90": quantized.fp8_blockscale_gemm_sm90,
+    "flashinfer.gemm.gemm_fp8_nt_groupwise": quantized.gemm_fp8_nt_groupwise,
 }
 """Public path -> double. Those that a line does not have are left out for it."""
 
