@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.latent import LatentOperations
+from sglang_lite.adapters.lora import AdapterOperations
 from sglang_lite.adapters.moe import MoEOperations
 from sglang_lite.adapters.quantized import QuantizedOperations
 from sglang_lite.adapters.recurrent import RecurrentOperations
@@ -121,6 +122,9 @@ class Operations(Protocol):
 
     @property
     def latent(self) -> LatentOperations: ...
+
+    @property
+    def lora(self) -> AdapterOperations: ...
 
     @property
     def moe(self) -> MoEOperations: ...

@@ -10,10 +10,12 @@ from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry,
 from sglang_lite.adapters.cpu.attention import CpuAttention, CpuAttentionPlan
 from sglang_lite.adapters.cpu.latent_attention import CpuLatentAttention
 from sglang_lite.adapters.cpu.linear import CpuLinear, LinearCalibration
+from sglang_lite.adapters.cpu.lora import CpuAdapters
 from sglang_lite.adapters.cpu.moe import CpuMoE
 from sglang_lite.adapters.cpu.quantized import CpuQuantized
 from sglang_lite.adapters.cpu.recurrent import CpuRecurrent
 from sglang_lite.adapters.latent import LatentOperations
+from sglang_lite.adapters.lora import AdapterOperations
 from sglang_lite.adapters.moe import MoEOperations
 from sglang_lite.adapters.quantized import QuantizedOperations
 from sglang_lite.adapters.recurrent import RecurrentOperations
@@ -35,6 +37,7 @@ class CpuOperations:
         self._calibration = LinearCalibration(measure=measure)
         self._attention = CpuAttention(workspace_bytes)
         self._latent = CpuLatentAttention()
+        self._lora = CpuAdapters()
         self._moe = CpuMoE()
         self._quantized = CpuQuantized()
         self._recurrent = CpuRecurrent()
@@ -48,6 +51,10 @@ class CpuOperations:
     @property
     def latent(self) -> LatentOperations:
         return self._latent
+
+    @property
+    def lora(self) -> AdapterOperations:
+        return self._lora
 
     @property
     def moe(self) -> MoEOperations:

@@ -100,10 +100,16 @@ class LinearLoader:
         bias_shard: Shard | Sequence[Shard | None] | None,
     ) -> PackedLinear:
         bias = self._reader.read_merged(bias_names, bias_shard) if bias_names is not None else None
+        linear: PackedLinear
         quantized = self._read_quantized(names, weight_shard)
         if quantized is not None:
-            return self._ops.quantized.pack_linear(quantized, bias)
-        return self._ops.pack_linear(self._reader.read_merged(names, weight_shard), bias)
+            linear = self._ops.quantized.pack_linear(quantized, bias)
+        else:
+            linear = self._ops.pack_linear(self._reader.read_merged(names, weight_shard), bias)
+        adapters = self._reader.adapters
+        if adapters is None:
+            return linear
+        return adapters.wrap(linear, names, [self._reader.rows_of(name) for name in names], self._reader.dtype)
 
     def _read_quantized(
         self, names: Sequence[str], shard: Shard | Sequence[Shard | None] | None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from sglang_lite.adapters.base import Operations
+    from sglang_lite.layers.adapted import AdapterSlots
     from sglang_lite.layers.parallel import ParallelGroup
     from sglang_lite.models.base import CausalLanguageModel
     from sglang_lite.models.weight_reader import WeightReader
@@ -92,6 +93,7 @@ def load_model(
     context_length: int | None = None,
     progress: bool = True,
     parallel: ParallelGroup | None = None,
+    adapters: AdapterSlots | None = None,
 ) -> tuple[CausalLanguageModel, ModelDescription]:
     """Read a model directory and build the model on the device of ``ops``.
 
@@ -103,6 +105,7 @@ def load_model(
         context_length: positions to prepare for, when more than the model's own context length.
         progress: draw a progress bar for long loads.
         parallel: the ranks that share the model; None for one that has it all.
+        adapters: slots of low-rank adapters, for a model that is not shared by ranks; None for no adapters.
 
     Returns:
         The model, and the description of the whole model.
@@ -125,6 +128,6 @@ def load_model(
     num_positions = max(description.context_length, context_length or 0)
     module = cast("_ModelModule", importlib.import_module(FAMILIES[description.architecture].module))
     group = parallel or SINGLE
-    with WeightReader(checkpoint, dtype or torch.float32, ops.device, bar, group, layout.quantized) as reader:
+    with WeightReader(checkpoint, dtype or torch.float32, ops.device, bar, group, layout.quantized, adapters) as reader:
         model = module.build(share_of(description, group.size), reader, ops, num_positions)
     return model, description

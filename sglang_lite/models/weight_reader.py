@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sglang_lite.adapters.quantized import QuantizedWeight
+from sglang_lite.layers.adapted import AdapterSlots
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup, VocabularyRows
 from sglang_lite.models.checkpoint import Checkpoint
 from sglang_lite.models.load_progress import LoadProgress
@@ -79,6 +80,7 @@ class WeightReader:
         parallel: the ranks that share the model; whoever reads asks it which parts are this rank's.
         quantized: the matrices that the checkpoint stores quantized. Reading one of them gives the plain matrix it
             stands for; for a moment it is in memory as a whole, whatever part of it is asked for.
+        adapters: slots of low-rank adapters, which linear layers get when they are made; None for no adapters.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class WeightReader:
         progress: LoadProgress,
         parallel: ParallelGroup = SINGLE,
         quantized: Mapping[str, StoredMatrix] = NOTHING_QUANTIZED,
+        adapters: AdapterSlots | None = None,
     ) -> None:
+        self.adapters = adapters
         self.parallel = parallel
         self._quantized = quantized
         self._checkpoint = checkpoint

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry
+from sglang_lite.adapters.cpu.lora import CpuAdapters
 from sglang_lite.adapters.cpu.quantized import CpuQuantized
 from sglang_lite.adapters.latent import LatentOperations
+from sglang_lite.adapters.lora import AdapterOperations
 from sglang_lite.adapters.moe import MoEOperations
 from sglang_lite.adapters.quantized import QuantizedOperations
 from tests.support.recurrent_reference import ReferenceRecurrent
@@ -47,6 +49,10 @@ class ReferenceOperations:
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    @property
+    def lora(self) -> AdapterOperations:
+        return CpuAdapters()
 
     @property
     def quantized(self) -> QuantizedOperations:
