@@ -12,11 +12,15 @@ from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry,
 from sglang_lite.adapters.cuda.arena import arena_of
 from sglang_lite.adapters.cuda.attention import AttentionPlanner, CudaAttentionPlan, LayerInput, LayerViews
 from sglang_lite.adapters.cuda.linear import CudaLinear
+from sglang_lite.adapters.cuda.lora import MaskedAdapters
 from sglang_lite.adapters.cuda.norms import CudaNorms
 from sglang_lite.adapters.cuda.paging import HostBatch, arena_length, page_step
 from sglang_lite.adapters.cuda.providers import DenseProviders
+from sglang_lite.adapters.cuda.sampling import CudaSampling
 from sglang_lite.adapters.cuda.wheels import Wheels, load_wheels
 from sglang_lite.adapters.cuda.wrappers import AttentionVariant, GraphBuffers, WrapperSettings
+from sglang_lite.adapters.lora import AdapterOperations
+from sglang_lite.adapters.sampling import SamplingOperations
 
 WORKSPACE_BYTES = 128 << 20
 """Float workspace of a lane's attention wrappers, as FlashInfer recommends."""
@@ -58,6 +62,8 @@ class CudaOperations:
         self._workspace_bytes = workspace_bytes
         self._norms = CudaNorms(self._wheels, providers)
         self._views = LayerViews()
+        self._lora = MaskedAdapters(device)
+        self._sampling = CudaSampling(self._wheels, enable_pdl=providers.enable_pdl)
         self._variants: dict[AttentionVariant, None] = {}
         self._planner = AttentionPlanner(self._lane_settings(), self._variants)
         self._token_numbers = torch.arange(MAX_STEP_TOKENS, dtype=torch.int32, device=device)
@@ -70,6 +76,15 @@ class CudaOperations:
     @property
     def device(self) -> torch.device:
         return self._device
+
+    @property
+    def lora(self) -> AdapterOperations:
+        """Low-rank adapters."""
+        return self._lora
+
+    @property
+    def sampling(self) -> SamplingOperations:
+        return self._sampling
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> PackedLinear:
         """Keeps the weight as it is."""

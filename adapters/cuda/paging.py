@@ -24,6 +24,7 @@ class HostBatch:
         padded_rows: rows that the kernels see, at least B; the rows beyond B have one token in ``scratch_page``. Only
             for steps that are all decode.
         scratch_page: a page that no sequence owns.
+        reserved_pages: least length of ``kv_indices``, for a captured graph that later reads more of them.
     """
 
     num_decode: int
@@ -32,6 +33,7 @@ class HostBatch:
     page_table: Int32Array
     padded_rows: int = 0
     scratch_page: int = 0
+    reserved_pages: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -74,7 +76,13 @@ class PagedStep:
 def arena_length(batch: HostBatch, page_size: int) -> int:
     """Elements that ``page_step`` reserves for a batch, alignment included."""
     pages = int((-(-batch.kv_lens // page_size)).sum()) + batch.num_rows - len(batch.kv_lens)
-    return pages + 4 * batch.num_rows + 2 + 2 * batch.num_tokens + _NUM_SECTIONS * SECTION_ALIGNMENT
+    return (
+        max(pages, batch.reserved_pages)
+        + 4 * batch.num_rows
+        + 2
+        + 2 * batch.num_tokens
+        + _NUM_SECTIONS * SECTION_ALIGNMENT
+    )
 
 
 def page_step(batch: HostBatch, page_size: int, arena: StepArena) -> PagedStep:
@@ -103,7 +111,7 @@ def page_step(batch: HostBatch, page_size: int, arena: StepArena) -> PagedStep:
         kv_lens=arena.reserve(num_rows),
         batch_indices=arena.reserve(num_tokens),
         positions=arena.reserve(num_tokens),
-        kv_indices=arena.reserve(int(num_pages.sum())),
+        kv_indices=arena.reserve(max(int(num_pages.sum()), batch.reserved_pages)),
     )
     _fill_rows(step, batch, num_pages, page_size)
     _fill_tokens(step, batch, padding)

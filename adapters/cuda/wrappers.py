@@ -81,7 +81,7 @@ class WrapperSettings:
     Attributes:
         wheels: the modules.
         workspace: uint8 float workspace on the device, shared by wrappers that never run at the same time.
-        backend: ``fa2`` or ``fa3``.
+        backend: of prefill and of sinks, ``fa2`` or ``fa3``; decode runs on ``fa2``.
         enable_pdl: programmatic dependent launch.
     """
 
@@ -119,8 +119,11 @@ def make_wrapper(
 
 
 def _backend(settings: WrapperSettings, variant: AttentionVariant) -> str:
-    """8-bit keys and values under a 16-bit query are served by ``fa2`` only."""
-    return "fa2" if variant.kv_dtype.itemsize == 1 else settings.backend
+    """Windows, logit caps and 8-bit keys and values under a 16-bit query are served by ``fa2``."""
+    windowed = variant.window_left >= 0 and not variant.has_sinks
+    if windowed or variant.logit_cap or variant.kv_dtype.itemsize == 1:
+        return "fa2"
+    return settings.backend
 
 
 class _DecodeWrapper:

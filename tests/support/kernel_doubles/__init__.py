@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.support.kernel_doubles import dense, paged
+from tests.support.kernel_doubles import dense, paged, sampling
 from tests.support.kernel_doubles.checks import Precision
 from tests.support.kernel_stubs import installed_stubs, registered_operators
 
@@ -25,6 +25,10 @@ DENSE_DOUBLES: dict[str, object] = {
     "flashinfer.BatchDecodeWithPagedKVCacheWrapper": paged.BatchDecodeWithPagedKVCacheWrapper,
     "flashinfer.BatchPrefillWithPagedKVCacheWrapper": paged.BatchPrefillWithPagedKVCacheWrapper,
     "flashinfer.BatchAttentionWithAttentionSinkWrapper": paged.BatchAttentionWithAttentionSinkWrapper,
+    "flashinfer.sampling.softmax": sampling.softmax,
+    "flashinfer.sampling.top_k_renorm_probs": sampling.top_k_renorm_probs,
+    "flashinfer.sampling.top_p_renorm_probs": sampling.top_p_renorm_probs,
+    "flashinfer.sampling.sampling_from_probs": sampling.sampling_from_probs,
     "sgl_kernel.silu_and_mul": dense.silu_and_mul,
     "sgl_kernel.gelu_and_mul": dense.gelu_and_mul,
     "sgl_kernel.gelu_tanh_and_mul": dense.gelu_tanh_and_mul,

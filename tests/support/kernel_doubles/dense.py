@@ -137,7 +137,7 @@ def apply_rope_with_cos_sin_cache_inplace(
         check_last_contiguous("rope", x)
         part = x[..., : cos_sin_cache.shape[1]]
         halves = part.chunk(2, -1) if is_neox else (part[..., ::2], part[..., 1::2])
-        first, second = (half.float() for half in halves)
+        first, second = (half.float().clone() for half in halves)
         halves[0].copy_(first * cos - second * sin)
         halves[1].copy_(second * cos + first * sin)
 
