@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from sglang_lite.adapters.dequantize import dequantize
 from sglang_lite.adapters.moe import SILU, ExpertActivation
 from sglang_lite.adapters.moe_reference import ExpertLayer, ExpertLoop
 from sglang_lite.adapters.quantized import Fp8Weight, QuantizedWeight
+
+Stored = TypeVar("Stored", bound=QuantizedWeight)
 
 _WORKSPACE_BYTES = 90_000
 _LAYOUT_ELEMENTS = 5
@@ -143,10 +145,12 @@ def dequantized_experts(
     return ExpertLoop(layer)
 
 
-def expert_of(weight: QuantizedWeight, expert: int) -> QuantizedWeight:
+def expert_of(weight: Stored, expert: int) -> Stored:
     """One expert's matrix out of a weight with a leading dimension of experts; a scalar is common to all of them."""
     parts = {entry.name: getattr(weight, entry.name) for entry in fields(weight)}
-    own = {name: part[expert] for name, part in parts.items() if isinstance(part, Tensor) and part.dim()}
+    own: dict[str, Any] = {
+        name: part[expert] for name, part in parts.items() if isinstance(part, Tensor) and part.dim()
+    }
     return replace(weight, **own)
 
 
