@@ -17,6 +17,7 @@ from sglang_lite.adapters.capability import resolve_device
 from sglang_lite.config import ServerConfig
 from sglang_lite.configuration import values
 from sglang_lite.execution.placement import split_address
+from sglang_lite.execution.recurrent_limits import check_recurrent_options, without_prefix_cache
 from sglang_lite.models.description import read_description
 from sglang_lite.models.registry import check_checkpoint
 from sglang_lite.models.repository import resolve_model_path
@@ -49,6 +50,8 @@ def prepare(config: ServerConfig) -> ServerConfig:
     description = read_description(directory, config.json_model_override_args)
     check_checkpoint(directory, description)
     check_tensor_parallel(description, config.tp_size)
+    check_recurrent_options(config, description)
+    config = without_prefix_cache(config, description)
     tokenizer_path = _tokenizer_directory(config, directory)
     return config.resolved(
         model_path=str(directory),
@@ -76,10 +79,6 @@ def check_options(config: ServerConfig) -> None:
     _check_ranks(config)
     if config.is_disaggregated:
         _check_disaggregation(config)
-    if config.dp_size > 1:
-        raise StartupError(
-            f"--dp-size {config.dp_size}: replicas in one server are not supported yet; start one server per replica"
-        )
 
 
 def check_device(config: ServerConfig) -> None:
@@ -160,6 +159,11 @@ def _check_ranks(config: ServerConfig) -> None:
     if tp_size % nnodes or config.node_rank >= nnodes:
         raise StartupError(
             f"--nnodes {nnodes} must divide --tp-size {tp_size}, and --node-rank {config.node_rank} must be below it"
+        )
+    if nnodes > 1 and config.dp_size > 1:
+        raise StartupError(
+            f"--dp-size {config.dp_size} needs --nnodes 1, got {nnodes}: replicas run on the machine of their front; "
+            f"start one server a replica instead"
         )
     if nnodes > 1:
         split_address(config.dist_init_addr)

@@ -44,18 +44,13 @@ class Placement:
         return self.first_device + rank % self.ranks_per_node * self.device_step
 
 
-def placement_of(config: ServerConfig, replica: int = 0) -> Placement:
-    """The placement that a configuration asks for.
-
-    Args:
-        replica: which data parallel replica; each has devices of its own behind those of the one before.
-    """
-    per_node = config.tp_size // config.nnodes
+def placement_of(config: ServerConfig) -> Placement:
+    """The placement that a configuration asks for."""
     return Placement(
         size=config.tp_size,
         nodes=config.nnodes,
         node=config.node_rank,
-        first_device=config.base_gpu_id + replica * per_node * config.gpu_id_step,
+        first_device=config.base_gpu_id,
         device_step=config.gpu_id_step,
     )
 

@@ -118,6 +118,9 @@ class FakeEngine:
             raise RequestError("the engine is gone", status=503)
         return self.load
 
+    async def replica_loads(self) -> list[tuple[int, LoadSnapshot]]:
+        return [(0, await self.loads())]
+
     async def ping(self, timeout: float) -> None:
         if not self.answers:
             raise RequestError(f"no answer within {timeout} s", status=503)
