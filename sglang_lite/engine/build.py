@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_lite.config import ServerConfig
-from sglang_lite.engine.info import EngineInfo, KvCacheInfo
+from sglang_lite.engine.info import EngineInfo, KvCacheInfo, RecurrentStateInfo
 from sglang_lite.engine.parts import CoreParts, Report, make_scheduler
 from sglang_lite.execution.build import EngineLimits, build_executor
 from sglang_lite.execution.parallel_executor import ParallelExecutor
@@ -58,4 +58,18 @@ def engine_info(config: ServerConfig, description: ModelDescription, limits: Eng
         device=config.device,
         weight_bytes=limits.weight_bytes,
         startup_seconds=limits.startup_seconds,
+        recurrent_state=_recurrent_state(description, limits),
+    )
+
+
+def _recurrent_state(description: ModelDescription, limits: EngineLimits) -> RecurrentStateInfo | None:
+    recurrent = description.recurrent
+    if recurrent is None:
+        return None
+    return RecurrentStateInfo(
+        num_layers=recurrent.num_layers,
+        conv_elements=recurrent.tail_elements,
+        state_elements=recurrent.state_elements,
+        bytes_per_request=limits.row_state_bytes,
+        pool_bytes=limits.row_state_bytes * limits.max_running_requests,
     )

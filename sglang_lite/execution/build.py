@@ -21,6 +21,7 @@ from sglang_lite.execution.context_length import served_context_length
 from sglang_lite.execution.executor import TorchExecutor
 from sglang_lite.execution.memory import WORKSPACE_SHARE, available_memory, plan_kv_budget
 from sglang_lite.execution.model_runner import ModelRunner
+from sglang_lite.execution.recurrent_limits import plan_rows
 from sglang_lite.execution.warm_up import warm_up
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup
 from sglang_lite.models.base import CausalLanguageModel
@@ -54,6 +55,7 @@ class EngineLimits:
         dtype, kv_dtype: names as in the configuration ("float32", "bfloat16").
         weight_bytes: of the model's parameters.
         startup_seconds: phase -> seconds.
+        row_state_bytes: recurrent state of one request; 0 for models without.
     """
 
     geometry: KVGeometry
@@ -63,6 +65,7 @@ class EngineLimits:
     kv_dtype: str
     weight_bytes: int
     startup_seconds: dict[str, float]
+    row_state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +137,23 @@ def build_runner(
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _dtype("--kv-cache-dtype", config.kv_cache_dtype)
     num_threads = max(1, _num_threads() // (parallel.size // config.nnodes))
     started = time.monotonic()
-    # Ranks on the host share its memory; the others have a device each.
-    available = available_memory() // parallel.size
+    # Ranks and replicas on the host share its memory; elsewhere each has a device.
+    available = available_memory() // (parallel.size * config.dp_size)
     kv = share_of(description, parallel.size).kv
     weight_bytes = _weight_bytes(description, dtype)
     context_length = served_context_length(config, description, selects_keys=True)
+    available = max(0, available - weight_bytes // parallel.size)
+    rows = plan_rows(
+        config,
+        description.recurrent,
+        activation_bytes=dtype.itemsize,
+        available_bytes=available,
+        default_rows=DEFAULT_MAX_RUNNING_REQUESTS,
+    )
     budget = plan_kv_budget(
         config,
         kv_geometry(kv, 1, 1, kv_dtype).bytes_per_token,
-        max(0, available - weight_bytes // parallel.size),
+        available - rows.state_bytes,
         context_length,
         workspace_share=WORKSPACE_SHARE if kv.num_tensors > 1 else 0.0,
     )
@@ -152,10 +163,18 @@ def build_runner(
     report("loading weights", 0.1)
     model = _load(config, directory, ops, dtype, context_length, num_threads, parallel)
     seconds = {"load": time.monotonic() - started}
-    num_rows = config.max_running_requests or DEFAULT_MAX_RUNNING_REQUESTS
-    runner = ModelRunner(model, ops, geometry, num_rows=num_rows, seed=config.random_seed, parallel=parallel)
+    runner = ModelRunner(model, ops, geometry, num_rows=rows.num_rows, seed=config.random_seed, parallel=parallel)
     names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-    limits = EngineLimits(geometry, context_length, num_rows, names[dtype], names[kv_dtype], weight_bytes, seconds)
+    limits = EngineLimits(
+        geometry,
+        context_length,
+        rows.num_rows,
+        names[dtype],
+        names[kv_dtype],
+        weight_bytes,
+        seconds,
+        rows.row_bytes,
+    )
     return BuiltRunner(runner, limits, num_threads)
 
 
