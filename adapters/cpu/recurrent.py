@@ -71,7 +71,7 @@ class CpuRecurrent:
             )
         query = _normalized(query, num_heads) * key.shape[-1] ** -0.5
         columns = (query, _normalized(key, num_heads), value.float(), _with_channels(log_decay), beta.float())
-        output = torch.empty(value.shape, dtype=torch.float32)
+        output = torch.empty(value.shape, dtype=torch.float32, device=value.device)
         if num_decode:
             output[:num_decode] = _decode([column[:num_decode] for column in columns], state, plan)
         if plan.has_prefill:
