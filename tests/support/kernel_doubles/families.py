@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from tests.support.kernel_doubles import dense, experts, quantized
+from tests.support.kernel_doubles import dense, experts, quantized, recurrent
 from tests.support.kernel_records import load_record
 from tests.support.kernel_stubs import installed_stubs
 
@@ -17,6 +17,8 @@ FAMILY_DOUBLES: dict[str, Callable[..., object]] = {
     "sgl_kernel.moe_fused_gate": experts.moe_fused_gate,
     "sgl_kernel.moe_align_block_size": experts.moe_align_block_size,
     "sgl_kernel.moe_sum_reduce": experts.moe_sum_reduce,
+    "sgl_kernel.causal_conv1d_fwd": recurrent.causal_conv1d_fwd,
+    "sgl_kernel.causal_conv1d_update": recurrent.causal_conv1d_update,
     "sgl_kernel.silu_and_mul": dense.silu_and_mul,
     "sgl_kernel.sgl_per_token_quant_fp8": quantized.sgl_per_token_quant_fp8,
     "sgl_kernel.sgl_per_tensor_quant_fp8": quantized.sgl_per_tensor_quant_fp8,
