@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,16 +11,27 @@ from torch import Tensor
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, OperationInputError, PackedLinear
 from sglang_lite.adapters.cuda.arena import arena_of
 from sglang_lite.adapters.cuda.attention import AttentionPlanner, CudaAttentionPlan, LayerInput, LayerViews
+from sglang_lite.adapters.cuda.latent import CudaLatent
 from sglang_lite.adapters.cuda.linear import CudaLinear
 from sglang_lite.adapters.cuda.lora import MaskedAdapters
+from sglang_lite.adapters.cuda.moe import CudaMoE
 from sglang_lite.adapters.cuda.norms import CudaNorms
 from sglang_lite.adapters.cuda.paging import HostBatch, arena_length, page_step
 from sglang_lite.adapters.cuda.providers import DenseProviders
+from sglang_lite.adapters.cuda.quantized import CudaQuantized
+from sglang_lite.adapters.cuda.recurrent import CudaRecurrent
 from sglang_lite.adapters.cuda.sampling import CudaSampling
+from sglang_lite.adapters.cuda.selection import Selection
 from sglang_lite.adapters.cuda.wheels import Wheels, load_wheels
-from sglang_lite.adapters.cuda.wrappers import AttentionVariant, GraphBuffers, WrapperSettings
+from sglang_lite.adapters.cuda.wrappers import AttentionVariant, GraphBuffers, Variant, WrapperSettings
+from sglang_lite.adapters.latent import LatentOperations
 from sglang_lite.adapters.lora import AdapterOperations
+from sglang_lite.adapters.moe import MoEOperations
+from sglang_lite.adapters.quantized import QuantizedOperations
+from sglang_lite.adapters.recurrent import RecurrentOperations
 from sglang_lite.adapters.sampling import SamplingOperations
+
+_Family = TypeVar("_Family")
 
 WORKSPACE_BYTES = 128 << 20
 """Float workspace of a lane's attention wrappers, as FlashInfer recommends."""
@@ -40,11 +51,16 @@ class CudaOperations:
 
     Args:
         device: a CUDA device (tests pass the host, with doubles of the wheels).
-        providers: which wheel serves what.
+        selection: what the dispatch table chooses for the device.
+        dtype: of the activations.
+        providers: which wheel serves the dense operations; None asks the table.
         wheels: the modules; None imports them.
         workspace_bytes: of attention, a lane.
+        selection: what the dispatch table chooses for experts and quantized weights; None: models without either.
+        dtype: of activations.
 
     Raises:
+        OperationInputError: nothing serves a dense operation on the device.
         StartupError: a wheel cannot be imported.
     """
 
@@ -55,6 +71,8 @@ class CudaOperations:
         *,
         wheels: Wheels | None = None,
         workspace_bytes: int = WORKSPACE_BYTES,
+        selection: Selection | None = None,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self._device = device
         self._providers = providers
@@ -63,8 +81,15 @@ class CudaOperations:
         self._norms = CudaNorms(self._wheels, providers)
         self._views = LayerViews()
         self._lora = MaskedAdapters(device)
+        self._recurrent = CudaRecurrent(self._wheels, device)
+        self._moe = None if selection is None else CudaMoE(self._wheels, selection)
+        self._quantized = None if selection is None else CudaQuantized(self._wheels, selection, dtype)
         self._sampling = CudaSampling(self._wheels, enable_pdl=providers.enable_pdl)
-        self._variants: dict[AttentionVariant, None] = {}
+        self._variants: dict[Variant, None] = {}
+        self._latent = CudaLatent(self._wheels)
+        self._moe = CudaMoE(self._wheels, selection)
+        self._quantized = CudaQuantized(self._wheels, selection, dtype)
+        self._lora = MaskedAdapters(device)
         self._planner = AttentionPlanner(self._lane_settings(), self._variants)
         self._token_numbers = torch.arange(MAX_STEP_TOKENS, dtype=torch.int32, device=device)
         self._append: Any = self._wheels.flashinfer.page.append_paged_kv_cache
@@ -81,6 +106,37 @@ class CudaOperations:
     def lora(self) -> AdapterOperations:
         """Low-rank adapters."""
         return self._lora
+
+    @property
+    def moe(self) -> MoEOperations:
+        """Mixture of experts."""
+        return _selected(self._moe, "experts")
+
+    @property
+    def quantized(self) -> QuantizedOperations:
+        """Quantized weights."""
+        return _selected(self._quantized, "quantized weights")
+
+    @property
+    def recurrent(self) -> RecurrentOperations:
+        """Recurrent layers."""
+        return self._recurrent
+
+    @property
+    def latent(self) -> LatentOperations:
+        return self._latent
+
+    @property
+    def lora(self) -> AdapterOperations:
+        return self._lora
+
+    @property
+    def moe(self) -> MoEOperations:
+        return self._moe
+
+    @property
+    def quantized(self) -> QuantizedOperations:
+        return self._quantized
 
     @property
     def sampling(self) -> SamplingOperations:
@@ -210,6 +266,12 @@ class CudaOperations:
         if count > MAX_STEP_TOKENS:
             return torch.arange(count, dtype=torch.int32, device=self._device)
         return self._token_numbers[:count]
+
+
+def _selected(family: _Family | None, what: str) -> _Family:
+    if family is None:
+        raise OperationInputError(f"these operations were built without a selection of kernels for {what}")
+    return family
 
 
 def _joined(cos: Tensor, sin: Tensor) -> Tensor:
