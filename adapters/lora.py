@@ -11,10 +11,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from sglang_lite.types import Int32Array
+from sglang_lite.types import NO_ADAPTER, Int32Array
 
-NO_ADAPTER = -1
-"""Slot of a token that goes through the base model alone."""
+__all__ = ["NO_ADAPTER", "AdapterBatch", "AdapterOperations"]
 
 
 class AdapterBatch(Protocol):

@@ -9,6 +9,7 @@ from torch import Tensor
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, Operations
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
+from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.recurrent_state import RecurrentStatePool
 from sglang_lite.execution.sampler import Sampler
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup
@@ -27,6 +28,7 @@ class ModelRunner:
         num_rows: rows of the request table.
         seed: of the sampler, for requests without one.
         parallel: the ranks that share the model. Rank 0 draws the tokens, the others take them from it.
+        adapters: low-rank adapters of the model; None when it was loaded without.
     """
 
     def __init__(
@@ -38,12 +40,14 @@ class ModelRunner:
         num_rows: int,
         seed: int | None = None,
         parallel: ParallelGroup = SINGLE,
+        adapters: ModelAdapters | None = None,
     ) -> None:
         self.geometry = geometry
         self.pool = allocate_kv_pool(geometry, ops.device)
         self._model = model
         self._ops = ops
         self._parallel = parallel
+        self.adapters = adapters
         self._sampler = Sampler(model.vocab_size, ops.device, seed)
         self._scorer = LogprobScorer(model.logits, model.vocab_size)
         self._last_token = torch.zeros(num_rows, dtype=torch.int64, device=ops.device)
@@ -66,6 +70,8 @@ class ModelRunner:
             rows=plan.rows,
         )
         attention_plan = self._ops.plan_attention(batch, self.geometry)
+        if self.adapters is not None:
+            self.adapters.select(plan)
         positions = torch.from_numpy(plan.positions.astype(np.int64))
         hidden = self._forward(plan, positions, attention_plan)
         if len(plan.sample_index) == 0:
