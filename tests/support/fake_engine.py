@@ -73,7 +73,7 @@ class FakeEngine:
             **{"model_path": "/models/fake", "served_model_name": "fake", "device": "cpu", **options}
         )
         self.description: Any = SimpleNamespace(bos_token_id=None, pad_token_id=None, generation_defaults={})
-        self.tokenizer = None
+        self.tokenizer: Any = None
         self.info = INFO
         self.is_alive = True
         self.failure: str | None = None
