@@ -21,7 +21,7 @@ from sglang_lite.execution.recurrent_limits import check_recurrent_options, with
 from sglang_lite.models.description import read_description
 from sglang_lite.models.registry import check_checkpoint
 from sglang_lite.models.repository import resolve_model_path
-from sglang_lite.models.share import check_tensor_parallel
+from sglang_lite.models.share import check_expert_parallel, check_tensor_parallel
 from sglang_lite.observability.progress import ProgressLine
 from sglang_lite.types import StartupError
 
@@ -50,6 +50,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
     description = read_description(directory, config.json_model_override_args)
     check_checkpoint(directory, description)
     check_tensor_parallel(description, config.tp_size)
+    check_expert_parallel(description, config.ep_size)
     check_recurrent_options(config, description)
     config = without_prefix_cache(config, description)
     tokenizer_path = _tokenizer_directory(config, directory)

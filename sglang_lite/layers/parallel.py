@@ -7,6 +7,7 @@ The vocabulary is split by rows of its matrix: looked-up rows are added up, logi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -93,6 +94,35 @@ def part_of(extent: int, group: ParallelGroup, parts: int | None = None) -> slic
     length = extent // parts
     start = group.rank * parts // group.size * length
     return slice(start, start + length)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPart:
+    """Which routed experts of a layer this rank holds, and which part of their width.
+
+    Attributes:
+        first, count: the experts.
+        width_index, width_parts: the part of each expert's intermediate size.
+    """
+
+    first: int
+    count: int
+    width_index: int
+    width_parts: int
+
+
+def expert_part(num_experts: int, group: ParallelGroup) -> ExpertPart:
+    """This rank's part of the experts: ``expert_parts`` parts, each split by width over the ranks that share it.
+
+    Raises:
+        ValueError: the experts do not divide into the parts.
+    """
+    parts = group.expert_parts
+    if num_experts % parts or group.size % parts:
+        raise ValueError(f"{num_experts} experts cannot be split into {parts} parts over {group.size} ranks")
+    sharing = group.size // parts
+    count = num_experts // parts
+    return ExpertPart(group.rank // sharing * count, count, group.rank % sharing, sharing)
 
 
 class SummedLinear:

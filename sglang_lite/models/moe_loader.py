@@ -9,7 +9,7 @@ from sglang_lite.adapters.moe import SILU, ExpertActivation, GroupScore, PackedE
 from sglang_lite.layers.feed_forward import FeedForward
 from sglang_lite.layers.mlp import GatedMLP
 from sglang_lite.layers.moe import SparseMLP
-from sglang_lite.layers.parallel import ParallelGroup
+from sglang_lite.layers.parallel import ExpertPart, expert_part
 from sglang_lite.models.decoder_loader import LayerLoader
 from sglang_lite.models.dense_names import layer_prefix
 from sglang_lite.models.linear_loader import LinearLoader
@@ -82,25 +82,26 @@ def load_experts(
     *,
     activation: ExpertActivation = SILU,
 ) -> PackedExperts:
-    """All routed experts of a layer, each split over the ranks by its intermediate size.
+    """This rank's routed experts of a layer, or its part of their intermediate size.
 
     Every matrix is read straight into its place in the stack, so that the peak is one matrix above the result.
     """
-    group = reader.parallel
-    intermediate = moe.intermediate_size // group.size
+    part = expert_part(moe.num_experts, reader.parallel)
+    intermediate = moe.intermediate_size // part.width_parts
     w13: Tensor | None = None
     w2: Tensor | None = None
-    for expert in range(moe.num_experts):
-        name = f"{prefix}{expert}."
-        gate_up = reader.read_merged([f"{name}gate_proj.weight", f"{name}up_proj.weight"], _part(group, dim=0))
-        down = reader.read_merged([f"{name}down_proj.weight"], _part(group, dim=1))
+    for expert in range(part.count):
+        name = f"{prefix}{part.first + expert}."
+        gate_up = reader.read_merged([f"{name}gate_proj.weight", f"{name}up_proj.weight"], width_shard(part, dim=0))
+        down = reader.read_merged([f"{name}down_proj.weight"], width_shard(part, dim=1))
         if w13 is None or w2 is None:
-            w13 = gate_up.new_empty(moe.num_experts, 2 * intermediate, hidden_size)
-            w2 = down.new_empty(moe.num_experts, hidden_size, intermediate)
+            w13 = gate_up.new_empty(part.count, 2 * intermediate, hidden_size)
+            w2 = down.new_empty(part.count, hidden_size, intermediate)
         w13[expert], w2[expert] = gate_up, down
     assert w13 is not None and w2 is not None  # a description has experts
-    return ops.moe.pack_experts(w13, w2, activation=activation)
+    return ops.moe.pack_experts(w13, w2, activation=activation, first_expert=part.first, total_experts=moe.num_experts)
 
 
-def _part(group: ParallelGroup, *, dim: int) -> Shard | None:
-    return Shard(dim, group.rank, group.size) if group.size > 1 else None
+def width_shard(part: ExpertPart, *, dim: int) -> Shard | None:
+    """This rank's part of an expert's intermediate size, which lies along ``dim``; None for all of it."""
+    return Shard(dim, part.width_index, part.width_parts) if part.width_parts > 1 else None

@@ -9,7 +9,28 @@ from __future__ import annotations
 import dataclasses
 
 from sglang_lite.models.model_description import ModelDescription
+from sglang_lite.models.moe_config import MoEDescription
 from sglang_lite.types import StartupError
+
+
+def check_expert_parallel(description: ModelDescription, parts: int) -> None:
+    """Check that the routed experts of a model can be split into that many parts.
+
+    Raises:
+        StartupError: there are no experts, or their number does not divide.
+    """
+    if parts == 1:
+        return
+    details = description.details
+    moe = details if isinstance(details, MoEDescription) else getattr(details, "moe", None)
+    if not isinstance(moe, MoEDescription):
+        raise StartupError(
+            f"--ep-size {parts}: {description.architecture} has no experts to split; leave the option out"
+        )
+    if moe.num_experts % parts:
+        raise StartupError(
+            f"--ep-size {parts} does not divide the {moe.num_experts} experts of {description.architecture}"
+        )
 
 
 def check_tensor_parallel(description: ModelDescription, size: int) -> None:
@@ -21,6 +42,11 @@ def check_tensor_parallel(description: ModelDescription, size: int) -> None:
     Raises:
         StartupError: names the extent, its value and the size.
     """
+    if size > 1 and description.recurrent is not None:
+        raise StartupError(
+            f"--tp-size {size}: tensor parallelism is not implemented for models with recurrent layers "
+            f"({description.architecture}); use --tp-size 1, and --dp-size for more devices"
+        )
     problems = []
     if description.num_heads % size:
         problems.append(f"num_attention_heads {description.num_heads}")
