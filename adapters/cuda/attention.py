@@ -17,8 +17,10 @@ from sglang_lite.adapters.cuda.paging import PagedStep
 from sglang_lite.adapters.cuda.wrappers import (
     AttentionVariant,
     GraphBuffers,
+    LatentVariant,
     PagedWrapper,
     PageIndices,
+    Variant,
     WrapperSettings,
     make_wrapper,
 )
@@ -64,13 +66,13 @@ class AttentionPlanner:
     """
 
     def __init__(
-        self, settings: WrapperSettings, known: dict[AttentionVariant, None], buffers: GraphBuffers | None = None
+        self, settings: WrapperSettings, known: dict[Variant, None], buffers: GraphBuffers | None = None
     ) -> None:
         self._settings = settings
         self._known = known
         self._buffers = buffers
-        self._decode: dict[AttentionVariant, PagedWrapper] = {}
-        self._prefill: dict[AttentionVariant, PagedWrapper] = {}
+        self._decode: dict[Variant, PagedWrapper] = {}
+        self._prefill: dict[Variant, PagedWrapper] = {}
 
     @property
     def is_fixed(self) -> bool:
@@ -84,7 +86,7 @@ class AttentionPlanner:
             plan.wrappers(variant)
         return plan
 
-    def learn(self, variant: AttentionVariant) -> None:
+    def learn(self, variant: Variant) -> None:
         """A layer of this kind exists.
 
         Raises:
@@ -97,7 +99,7 @@ class AttentionPlanner:
                 )
             self._known[variant] = None
 
-    def wrapper(self, variant: AttentionVariant, *, decode: bool) -> PagedWrapper:
+    def wrapper(self, variant: Variant, *, decode: bool) -> PagedWrapper:
         """The wrapper of a kind of layer, made on first use."""
         cached = self._decode if decode else self._prefill
         found = cached.get(variant)
@@ -113,21 +115,25 @@ class CudaAttentionPlan(AttentionPlan):
         step: the page metadata.
     """
 
-    __slots__ = ("_planned", "_planner", "_segments", "step")
+    __slots__ = ("_planned", "_planner", "_segments", "_whole", "step")
 
     def __init__(self, planner: AttentionPlanner, step: PagedStep) -> None:
         self.step = step
         self._planner = planner
-        self._planned: dict[AttentionVariant, list[tuple[PagedWrapper, slice]]] = {}
-        self._segments = _segments(step)
+        self._planned: dict[Variant, list[tuple[PagedWrapper, slice]]] = {}
+        self._whole = _whole(step)
+        self._segments = _segments(step, self._whole)
 
-    def wrappers(self, variant: AttentionVariant) -> list[tuple[PagedWrapper, slice]]:
+    def wrappers(self, variant: Variant) -> list[tuple[PagedWrapper, slice]]:
         """The planned wrappers of a kind of layer and the tokens that each serves."""
         found = self._planned.get(variant)
         if found is None:
             self._planner.learn(variant)
             found = []
-            for decode, tokens, indices in self._segments:
+            segments = self._segments
+            if isinstance(variant, LatentVariant):  # one kernel takes rows of both kinds
+                segments = [(False, slice(None), self._whole)]
+            for decode, tokens, indices in segments:
                 wrapper = self._planner.wrapper(variant, decode=decode)
                 wrapper.plan(indices)
                 found.append((wrapper, tokens))
@@ -169,12 +175,20 @@ class CudaAttentionPlan(AttentionPlan):
         return out.view(query.shape[0], -1)
 
 
-def _segments(step: PagedStep) -> list[tuple[bool, slice, PageIndices]]:
+def _whole(step: PagedStep) -> PageIndices:
+    return PageIndices(
+        step.qo_indptr.host,
+        step.kv_indptr.host,
+        step.last_page_len.host,
+        step.kv_lens.host,
+        step.kv_indices.device,
+        step.page_size,
+    )
+
+
+def _segments(step: PagedStep, whole: PageIndices) -> list[tuple[bool, slice, PageIndices]]:
     """Decode rows and prefill rows, each with index pointers that start at 0: (is decode, tokens, indices)."""
     num_decode, num_rows = step.num_decode, step.num_rows
-    whole = PageIndices(
-        step.qo_indptr.host, step.kv_indptr.host, step.last_page_len.host, step.kv_indices.device, step.page_size
-    )
     if num_decode in (0, num_rows):
         return [(num_decode > 0, slice(None), whole)]
     pages = int(step.kv_indptr.array[num_decode])
@@ -183,6 +197,7 @@ def _segments(step: PagedStep) -> list[tuple[bool, slice, PageIndices]]:
         whole.qo_indptr[: num_decode + 1],
         whole.kv_indptr[: num_decode + 1],
         whole.last_page_len[:num_decode],
+        whole.kv_lens[:num_decode],
         whole.kv_indices[:pages],
         step.page_size,
     )
@@ -190,6 +205,7 @@ def _segments(step: PagedStep) -> list[tuple[bool, slice, PageIndices]]:
         whole.qo_indptr[num_decode:] - tokens,
         whole.kv_indptr[num_decode:] - pages,
         whole.last_page_len[num_decode:],
+        whole.kv_lens[num_decode:],
         whole.kv_indices[pages:],
         step.page_size,
     )

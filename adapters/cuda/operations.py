@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from sglang_lite.adapters.cuda.lora import MaskedAdapters
 from sglang_lite.adapters.cuda.moe import CudaMoE
 from sglang_lite.adapters.cuda.norms import CudaNorms
 from sglang_lite.adapters.cuda.paging import HostBatch, arena_length, page_step
-from sglang_lite.adapters.cuda.providers import DenseProviders
+from sglang_lite.adapters.cuda.providers import DenseProviders, dense_providers
 from sglang_lite.adapters.cuda.quantized import CudaQuantized
 from sglang_lite.adapters.cuda.recurrent import CudaRecurrent
 from sglang_lite.adapters.cuda.sampling import CudaSampling
@@ -30,8 +30,6 @@ from sglang_lite.adapters.moe import MoEOperations
 from sglang_lite.adapters.quantized import QuantizedOperations
 from sglang_lite.adapters.recurrent import RecurrentOperations
 from sglang_lite.adapters.sampling import SamplingOperations
-
-_Family = TypeVar("_Family")
 
 WORKSPACE_BYTES = 128 << 20
 """Float workspace of a lane's attention wrappers, as FlashInfer recommends."""
@@ -56,8 +54,6 @@ class CudaOperations:
         providers: which wheel serves the dense operations; None asks the table.
         wheels: the modules; None imports them.
         workspace_bytes: of attention, a lane.
-        selection: what the dispatch table chooses for experts and quantized weights; None: models without either.
-        dtype: of activations.
 
     Raises:
         OperationInputError: nothing serves a dense operation on the device.
@@ -67,30 +63,29 @@ class CudaOperations:
     def __init__(
         self,
         device: torch.device,
-        providers: DenseProviders,
+        selection: Selection,
         *,
+        dtype: torch.dtype = torch.bfloat16,
+        providers: DenseProviders | None = None,
         wheels: Wheels | None = None,
         workspace_bytes: int = WORKSPACE_BYTES,
-        selection: Selection | None = None,
-        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
+        providers = providers or dense_providers(selection, dtype)
         self._device = device
         self._providers = providers
         self._wheels = wheels or load_wheels()
         self._workspace_bytes = workspace_bytes
         self._norms = CudaNorms(self._wheels, providers)
         self._views = LayerViews()
-        self._lora = MaskedAdapters(device)
         self._recurrent = CudaRecurrent(self._wheels, device)
-        self._moe = None if selection is None else CudaMoE(self._wheels, selection)
-        self._quantized = None if selection is None else CudaQuantized(self._wheels, selection, dtype)
         self._sampling = CudaSampling(self._wheels, enable_pdl=providers.enable_pdl)
         self._variants: dict[Variant, None] = {}
         self._latent = CudaLatent(self._wheels)
         self._moe = CudaMoE(self._wheels, selection)
         self._quantized = CudaQuantized(self._wheels, selection, dtype)
         self._lora = MaskedAdapters(device)
-        self._planner = AttentionPlanner(self._lane_settings(), self._variants)
+        self._first_lane = self._lane_settings()
+        self._planner = AttentionPlanner(self._first_lane, self._variants)
         self._token_numbers = torch.arange(MAX_STEP_TOKENS, dtype=torch.int32, device=device)
         self._append: Any = self._wheels.flashinfer.page.append_paged_kv_cache
         self._rotate: Any = self._wheels.flashinfer.rope.apply_rope_with_cos_sin_cache_inplace
@@ -101,21 +96,6 @@ class CudaOperations:
     @property
     def device(self) -> torch.device:
         return self._device
-
-    @property
-    def lora(self) -> AdapterOperations:
-        """Low-rank adapters."""
-        return self._lora
-
-    @property
-    def moe(self) -> MoEOperations:
-        """Mixture of experts."""
-        return _selected(self._moe, "experts")
-
-    @property
-    def quantized(self) -> QuantizedOperations:
-        """Quantized weights."""
-        return _selected(self._quantized, "quantized weights")
 
     @property
     def recurrent(self) -> RecurrentOperations:
@@ -247,7 +227,7 @@ class CudaOperations:
     def new_planner(self, buffers: GraphBuffers | None = None) -> AttentionPlanner:
         """A planner for another lane, with a workspace of its own; or, with buffers, for one captured batch size of
         the first lane, whose workspace it shares."""
-        settings = self._planner_settings if buffers is not None else self._lane_settings()
+        settings = self._first_lane if buffers is not None else self._lane_settings()
         return AttentionPlanner(settings, self._variants, buffers)
 
     @property
@@ -257,21 +237,16 @@ class CudaOperations:
 
     def _lane_settings(self) -> WrapperSettings:
         workspace = torch.empty(self._workspace_bytes, dtype=torch.uint8, device=self._device)
-        settings = WrapperSettings(self._wheels, workspace, self._providers.prefill_backend, self._providers.enable_pdl)
-        self._planner_settings = settings
-        return settings
+        providers = self._providers
+        return WrapperSettings(
+            self._wheels, workspace, providers.prefill_backend, providers.latent_backend, providers.enable_pdl
+        )
 
     def _numbers(self, count: int) -> Tensor:
         """int32[count]: 0, 1, 2, ... A view of memory that captured graphs keep reading, or a new tensor."""
         if count > MAX_STEP_TOKENS:
             return torch.arange(count, dtype=torch.int32, device=self._device)
         return self._token_numbers[:count]
-
-
-def _selected(family: _Family | None, what: str) -> _Family:
-    if family is None:
-        raise OperationInputError(f"these operations were built without a selection of kernels for {what}")
-    return family
 
 
 def _joined(cos: Tensor, sin: Tensor) -> Tensor:

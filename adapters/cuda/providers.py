@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
+from sglang_lite.adapters.cuda.selection import Selection
+from sglang_lite.adapters.dispatch import Package, Provider
+
 Wheel = Literal["flashinfer", "sgl_kernel"]
 
 
 @dataclass(frozen=True, slots=True)
 class DenseProviders:
-    """A provider an operation; the caller chose them (``adapters.dispatch``), nothing here falls back.
+    """A provider an operation; chosen by ``adapters.dispatch``.
 
     Attributes:
         norm, activation: RMS norms; gated activations.
@@ -26,11 +31,24 @@ class DenseProviders:
     enable_pdl: bool = False
 
 
-def providers_for(compute_capability: tuple[int, int]) -> DenseProviders:
-    """What a device gets: Hopper has kernels of its own for prefill and latent attention."""
-    hopper = compute_capability[0] == 9
+def dense_providers(selection: Selection, dtype: torch.dtype) -> DenseProviders:
+    """What the dispatch table chooses.
+
+    Raises:
+        OperationInputError: nothing serves an operation; says why.
+    """
     return DenseProviders(
-        prefill_backend="fa3" if hopper else "fa2",
-        latent_backend="fa3" if hopper else "fa2",
-        enable_pdl=compute_capability >= (9, 0),
+        norm=_wheel(selection.provider("norm.rms", dtype)),
+        activation=_wheel(selection.provider("activation.silu_and_mul", dtype)),
+        prefill_backend=_backend(selection.provider("attention.prefill", dtype)),
+        latent_backend=_backend(selection.provider("latent.attention", dtype)),
+        enable_pdl=selection.enable_pdl,
     )
+
+
+def _wheel(provider: Provider) -> Wheel:
+    return "flashinfer" if provider.package == Package.FLASHINFER else "sgl_kernel"
+
+
+def _backend(provider: Provider) -> Literal["fa2", "fa3"]:
+    return "fa3" if provider.name == "fa3" else "fa2"

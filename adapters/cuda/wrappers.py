@@ -43,11 +43,34 @@ class AttentionVariant:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentVariant:
+    """As ``AttentionVariant``, for layers that keep one latent row a token.
+
+    Attributes:
+        num_heads: query heads.
+        latent_dim, rope_dim: widths of the two parts of a row.
+        scale: factor on the scores.
+        query_dtype, kv_dtype: element types of the query and of the pool.
+    """
+
+    num_heads: int
+    latent_dim: int
+    rope_dim: int
+    scale: float
+    query_dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+
+Variant = AttentionVariant | LatentVariant
+"""A kind of layer."""
+
+
+@dataclass(frozen=True, slots=True)
 class PageIndices:
     """What a wrapper is planned with: pointers and lengths on the host, page indices on the device.
 
     Attributes:
-        qo_indptr, kv_indptr: int32[B + 1] on the host. last_page_len: int32[B] on the host.
+        qo_indptr, kv_indptr: int32[B + 1] on the host. last_page_len, kv_lens: int32[B] on the host.
         kv_indices: int32[N] on the device.
         page_size: tokens of a page.
     """
@@ -55,6 +78,7 @@ class PageIndices:
     qo_indptr: Tensor
     kv_indptr: Tensor
     last_page_len: Tensor
+    kv_lens: Tensor
     kv_indices: Tensor
     page_size: int
 
@@ -64,13 +88,14 @@ class GraphBuffers:
     """Device memory at fixed addresses that the wrappers of one captured batch size read.
 
     Attributes:
-        qo_indptr, kv_indptr: int32[B + 1]. last_page_len: int32[B].
+        qo_indptr, kv_indptr: int32[B + 1]. last_page_len, kv_lens: int32[B].
         kv_indices: int32, as many as the batch may have pages.
     """
 
     qo_indptr: Tensor
     kv_indptr: Tensor
     last_page_len: Tensor
+    kv_lens: Tensor
     kv_indices: Tensor
 
 
@@ -82,12 +107,14 @@ class WrapperSettings:
         wheels: the modules.
         workspace: uint8 float workspace on the device, shared by wrappers that never run at the same time.
         backend: of prefill and of sinks, ``fa2`` or ``fa3``; decode runs on ``fa2``.
+        latent_backend: of latent attention, ``fa2`` or ``fa3``.
         enable_pdl: programmatic dependent launch.
     """
 
     wheels: Wheels
     workspace: Tensor
     backend: str
+    latent_backend: str
     enable_pdl: bool
 
 
@@ -97,12 +124,18 @@ class PagedWrapper(Protocol):
     def plan(self, indices: PageIndices) -> None:
         """Prepare for a step's rows."""
 
-    def run(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sinks: Tensor | None) -> None:
-        """query, out [T, H, D]; key, value [pages, page_size, G, D], strided views of the pool. Writes ``out``."""
+    def run(self, query: Tensor, first: Tensor, second: Tensor, out: Tensor, extra: Tensor | None) -> None:
+        """Write ``out``, of the query's shape.
+
+        Keys and values: query [T, H, D]; ``first`` and ``second`` are their [pages, page_size, G, D], strided views of
+        the pool; ``extra`` the sinks float32[H] where the variant has them.
+        Latent rows: absorbed query [T, H, R]; ``first`` and ``second`` are the latent [pages, page_size, R] and rotary
+        part [.., dr] of the rows; ``extra`` the rotary query [T, H, dr].
+        """
 
 
 def make_wrapper(
-    settings: WrapperSettings, variant: AttentionVariant, *, decode: bool, buffers: GraphBuffers | None = None
+    settings: WrapperSettings, variant: Variant, *, decode: bool, buffers: GraphBuffers | None = None
 ) -> PagedWrapper:
     """The wrapper that serves a variant.
 
@@ -113,6 +146,8 @@ def make_wrapper(
     Raises:
         OperationInputError: no kernel serves the combination.
     """
+    if isinstance(variant, LatentVariant):
+        return _LatentWrapper(settings, variant, buffers)
     if variant.has_sinks:
         return _SinkWrapper(settings, variant, buffers)
     return _DecodeWrapper(settings, variant, buffers) if decode else _PrefillWrapper(settings, variant, buffers)
@@ -166,8 +201,8 @@ class _DecodeWrapper:
             non_blocking=True,
         )
 
-    def run(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sinks: Tensor | None) -> None:
-        self._wrapper.run(query, (key, value), out=out, enable_pdl=self._enable_pdl)
+    def run(self, query: Tensor, first: Tensor, second: Tensor, out: Tensor, extra: Tensor | None) -> None:
+        self._wrapper.run(query, (first, second), out=out, enable_pdl=self._enable_pdl)
 
 
 def _prefill_plan(variant: AttentionVariant, indices: PageIndices) -> dict[str, Any]:
@@ -214,8 +249,8 @@ class _PrefillWrapper:
     def plan(self, indices: PageIndices) -> None:
         self._wrapper.plan(logits_soft_cap=self._variant.logit_cap, **_prefill_plan(self._variant, indices))
 
-    def run(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sinks: Tensor | None) -> None:
-        self._wrapper.run(query, (key, value), out=out, enable_pdl=self._enable_pdl)
+    def run(self, query: Tensor, first: Tensor, second: Tensor, out: Tensor, extra: Tensor | None) -> None:
+        self._wrapper.run(query, (first, second), out=out, enable_pdl=self._enable_pdl)
 
 
 class _SinkWrapper:
@@ -244,6 +279,43 @@ class _SinkWrapper:
     def plan(self, indices: PageIndices) -> None:
         self._wrapper.plan(**_prefill_plan(self._variant, indices))
 
-    def run(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sinks: Tensor | None) -> None:
+    def run(self, query: Tensor, first: Tensor, second: Tensor, out: Tensor, extra: Tensor | None) -> None:
         # Sinks and scale are the two extra arguments of the kernel that this wrapper compiles.
-        self._wrapper.run(query, (key, value), sinks, self._variant.scale, out=out, enable_pdl=self._enable_pdl)
+        self._wrapper.run(query, (first, second), extra, self._variant.scale, out=out, enable_pdl=self._enable_pdl)
+
+
+class _LatentWrapper:
+    def __init__(self, settings: WrapperSettings, variant: LatentVariant, buffers: GraphBuffers | None) -> None:
+        fixed: dict[str, Any] = {}
+        if buffers is not None:
+            fixed = {
+                "use_cuda_graph": True,
+                "qo_indptr": buffers.qo_indptr,
+                "kv_indptr": buffers.kv_indptr,
+                "kv_indices": buffers.kv_indices,
+                "kv_len_arr": buffers.kv_lens,
+            }
+        self._variant = variant
+        self._wrapper: Any = settings.wheels.flashinfer.mla.BatchMLAPagedAttentionWrapper(
+            settings.workspace, backend=settings.latent_backend, **fixed
+        )
+
+    def plan(self, indices: PageIndices) -> None:
+        variant = self._variant
+        self._wrapper.plan(
+            qo_indptr=indices.qo_indptr,
+            kv_indptr=indices.kv_indptr,
+            kv_indices=indices.kv_indices,
+            kv_len_arr=indices.kv_lens,
+            num_heads=variant.num_heads,
+            head_dim_ckv=variant.latent_dim,
+            head_dim_kpe=variant.rope_dim,
+            page_size=indices.page_size,
+            causal=True,
+            sm_scale=variant.scale,
+            q_data_type=variant.query_dtype,
+            kv_data_type=variant.kv_dtype,
+        )
+
+    def run(self, query: Tensor, first: Tensor, second: Tensor, out: Tensor, extra: Tensor | None) -> None:
+        self._wrapper.run(q_nope=query, q_pe=extra, ckv_cache=first, kpe_cache=second, out=out)

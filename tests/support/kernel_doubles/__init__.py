@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.support.kernel_doubles import dense, paged, sampling
+from sglang_lite.adapters.cuda.selection import Selection
+from sglang_lite.adapters.dispatch import Target
+from tests.support.kernel_doubles import dense, latent, paged, sampling
 from tests.support.kernel_doubles.checks import Precision
 from tests.support.kernel_stubs import installed_stubs, registered_operators
+
+HOPPER = Selection(Target(90, "sglang-kernel", has_flashinfer=True))
+"""The choices for a device of SM 90 with both wheels of the current line."""
 
 DENSE_DOUBLES: dict[str, object] = {
     "flashinfer.norm.rmsnorm": dense.rmsnorm,
@@ -25,6 +30,8 @@ DENSE_DOUBLES: dict[str, object] = {
     "flashinfer.BatchDecodeWithPagedKVCacheWrapper": paged.BatchDecodeWithPagedKVCacheWrapper,
     "flashinfer.BatchPrefillWithPagedKVCacheWrapper": paged.BatchPrefillWithPagedKVCacheWrapper,
     "flashinfer.BatchAttentionWithAttentionSinkWrapper": paged.BatchAttentionWithAttentionSinkWrapper,
+    "flashinfer.page.append_paged_mla_kv_cache": latent.append_paged_mla_kv_cache,
+    "flashinfer.mla.BatchMLAPagedAttentionWrapper": latent.BatchMLAPagedAttentionWrapper,
     "flashinfer.sampling.softmax": sampling.softmax,
     "flashinfer.sampling.top_k_renorm_probs": sampling.top_k_renorm_probs,
     "flashinfer.sampling.top_p_renorm_probs": sampling.top_p_renorm_probs,
@@ -52,7 +59,8 @@ def installed_kernels(line: str = "sglang-kernel", *, float32: bool = False) -> 
 
     Args:
         line: distribution of ``sgl_kernel``.
-        float32: let the doubles compute in float32, which the kernels do not.
+        float32: let the doubles compute in float32 and with latent rows of any width, which the kernels do not, so
+            that tiny models can be compared with the host token by token.
     """
     Precision.allow_float32 = float32
     try:

@@ -12,7 +12,7 @@ from torch import Tensor
 from sglang_lite.adapters.base import AttentionBatch, KVGeometry, OperationInputError
 from sglang_lite.adapters.cuda.operations import CudaOperations
 from sglang_lite.adapters.cuda.providers import DenseProviders
-from tests.support.kernel_doubles import installed_kernels
+from tests.support.kernel_doubles import HOPPER, installed_kernels
 from tests.support.kernel_doubles.checks import KernelError
 from tests.support.reference_operations import ReferenceOperations
 
@@ -32,7 +32,7 @@ def kernels() -> Iterator[None]:
 
 
 def operations(**providers: str) -> CudaOperations:
-    return CudaOperations(torch.device("cpu"), DenseProviders(**providers), workspace_bytes=64)  # type: ignore[arg-type]
+    return CudaOperations(torch.device("cpu"), HOPPER, providers=DenseProviders(**providers), workspace_bytes=64)  # type: ignore[arg-type]
 
 
 def random_batch(chunks: list[tuple[int, int]], num_decode: int, seed: int = 0) -> AttentionBatch:

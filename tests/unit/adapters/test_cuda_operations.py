@@ -9,9 +9,11 @@ import torch
 
 from sglang_lite.adapters.base import KVGeometry, OperationInputError
 from sglang_lite.adapters.cuda.operations import CudaOperations
-from sglang_lite.adapters.cuda.providers import DenseProviders, providers_for
+from sglang_lite.adapters.cuda.providers import DenseProviders, dense_providers
+from sglang_lite.adapters.cuda.selection import Selection
+from sglang_lite.adapters.dispatch import Target
 from sglang_lite.types import StartupError
-from tests.support.kernel_doubles import installed_kernels
+from tests.support.kernel_doubles import HOPPER, installed_kernels
 from tests.support.reference_operations import ReferenceOperations
 
 PROVIDERS = {
@@ -29,7 +31,7 @@ def line(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=sorted(PROVIDERS))
 def ops(request: pytest.FixtureRequest) -> CudaOperations:
-    return CudaOperations(torch.device("cpu"), PROVIDERS[request.param], workspace_bytes=64)
+    return CudaOperations(torch.device("cpu"), HOPPER, providers=PROVIDERS[request.param], workspace_bytes=64)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -89,10 +91,17 @@ def test_pages_are_copied_whole(ops: CudaOperations) -> None:
     torch.testing.assert_close(pool[[1, 2, 4, 5]], before[[1, 2, 4, 5]], atol=0, rtol=0)
 
 
-def test_providers_of_a_device() -> None:
-    assert providers_for((8, 9)) == DenseProviders()
-    assert providers_for((9, 0)) == DenseProviders(prefill_backend="fa3", latent_backend="fa3", enable_pdl=True)
-    assert providers_for((10, 0)) == DenseProviders(enable_pdl=True)
+@pytest.mark.parametrize(("sm", "backend"), [(80, "fa2"), (89, "fa2"), (90, "fa3"), (100, "fa2")])
+def test_providers_come_from_the_dispatch_table(sm: int, backend: str) -> None:
+    selection = Selection(Target(sm, "sglang-kernel", has_flashinfer=True), enable_pdl=sm >= 90)
+    chosen = dense_providers(selection, torch.bfloat16)
+    assert chosen == DenseProviders(
+        prefill_backend=backend,
+        latent_backend=backend,
+        enable_pdl=sm >= 90,  # type: ignore[arg-type]
+    )
+    with pytest.raises(OperationInputError, match="float32"):
+        dense_providers(selection, torch.float32)
 
 
 def test_a_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,4 +109,4 @@ def test_a_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pytest.raises(StartupError, match=r"cannot import flashinfer.*check-env"):
-        CudaOperations(torch.device("cpu"), DenseProviders())
+        CudaOperations(torch.device("cpu"), HOPPER)

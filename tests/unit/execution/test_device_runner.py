@@ -11,13 +11,12 @@ import torch
 from sglang_lite.adapters.base import KVGeometry
 from sglang_lite.adapters.cpu import CpuOperations
 from sglang_lite.adapters.cuda.operations import CudaOperations
-from sglang_lite.adapters.cuda.providers import DenseProviders
 from sglang_lite.execution.device_runner import DeviceRunner
 from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.models.registry import load_model
 from sglang_lite.scheduler.plan import LogprobRequest
 from tests.support.host_device import HostDevice
-from tests.support.kernel_doubles import installed_kernels
+from tests.support.kernel_doubles import HOPPER, installed_kernels
 from tests.support.step_plans import PlanMaker, PlannedSequence, sampling_columns
 from tests.support.tiny_checkpoints import CASES, save_checkpoint
 
@@ -51,7 +50,7 @@ def host_runner(checkpoint: str) -> ModelRunner:
 
 
 def device_runner(checkpoint: str, device: HostDevice, **options: object) -> DeviceRunner:
-    ops = CudaOperations(torch.device("cpu"), DenseProviders(), workspace_bytes=64)
+    ops = CudaOperations(torch.device("cpu"), HOPPER, workspace_bytes=64)
     model, _ = load_model(checkpoint, ops=ops, progress=False)
     runner = DeviceRunner(
         model,
