@@ -166,11 +166,15 @@ def _graph_buffers(limits: GraphLimits, device: torch.device) -> GraphBuffers:
     def zeros(length: int) -> Tensor:
         return torch.zeros(length, dtype=torch.int32, device=device)
 
-    return GraphBuffers(zeros(largest + 1), zeros(largest + 1), zeros(largest), zeros(limits.max_pages))
+    return GraphBuffers(zeros(largest + 1), zeros(largest + 1), zeros(largest), zeros(largest), zeros(limits.max_pages))
 
 
 def _first_rows(buffers: GraphBuffers, size: int) -> GraphBuffers:
     """Graphs of all sizes share the memory, because they never run at the same time."""
     return GraphBuffers(
-        buffers.qo_indptr[: size + 1], buffers.kv_indptr[: size + 1], buffers.last_page_len[:size], buffers.kv_indices
+        buffers.qo_indptr[: size + 1],
+        buffers.kv_indptr[: size + 1],
+        buffers.last_page_len[:size],
+        buffers.kv_lens[:size],
+        buffers.kv_indices,
     )

@@ -130,7 +130,7 @@ def _apply_penalties(logits: Tensor, penalties: PenaltyColumns, counts: Tensor) 
 
 
 def _race(weights: Tensor, seed: Tensor, counter: Tensor) -> Tensor:
-    """The least exponential number over weight wins: a token depends on its row's seed and counter, not on the batch."""
+    """The least exponential number over weight wins: a token depends on its row's seed and counter only."""
     step = max(1, RACE_ELEMENTS // weights.shape[1])
     winners = []
     for start in range(0, len(weights), step):
