@@ -15,6 +15,7 @@ from sglang_lite.models.family import Family
 from sglang_lite.models.gemma3_config import GEMMA3, GEMMA3_WRAPPED
 from sglang_lite.models.glm4_moe_config import GLM4_MOE
 from sglang_lite.models.gpt_oss_config import GPT_OSS
+from sglang_lite.models.kimi_linear_config import KIMI_LINEAR
 from sglang_lite.models.qwen3_moe_config import QWEN3_MOE
 from sglang_lite.models.qwen_hybrid_config import QWEN3_5, QWEN3_5_WRAPPED, QWEN3_NEXT
 from sglang_lite.types import StartupError
@@ -37,6 +38,7 @@ TABLE: tuple[Family, ...] = (
     DEEPSEEK_V32,
     GLM_5,
     KIMI_K25,
+    KIMI_LINEAR,
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -48,6 +50,9 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "DeepseekV4ForCausalLM": "its layers exchange several residual streams (hyper-connections) and its tensors "
         "have names of their own; neither is implemented",
+        "Gemma3nForConditionalGeneration": "its layers exchange several residual streams and have embeddings of their "
+        "own, which are not implemented",
+        "Llama4ForConditionalGeneration": "its attention in chunks and its scaled queries are not implemented",
     }
 )
 """Architectures that people try, and why they are not served."""
