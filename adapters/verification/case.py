@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import Operations
+from sglang_lite.adapters.dispatch import Target
 from sglang_lite.adapters.sampling import SamplingOperations
 
 Tensors = dict[str, Tensor]
@@ -21,10 +22,12 @@ class Subject:
     Attributes:
         operations: of ``adapters.base``.
         sampling: of ``adapters.sampling``, None where sampling is not theirs.
+        target: what providers are chosen for, None on the host, which has everything.
     """
 
     operations: Operations
     sampling: SamplingOperations | None = None
+    target: Target | None = None
 
 
 Call = Callable[[Subject, Tensors], tuple[Tensor, ...]]
@@ -55,6 +58,8 @@ class Case:
         tolerance: how far a result may lie from the host's.
         expected: what the host's results are taken from instead of ``call``, for results that are drawn.
         also: further protocol methods that the call goes through.
+        kernel: an operation of the dispatch table that the call is nothing but: a device for which no wheel has a
+            kernel refuses it, and that is not a failure. None: a device must serve the call one way or another.
     """
 
     operation: str
@@ -64,6 +69,7 @@ class Case:
     tolerance: Tolerance = EXACT
     expected: Call | None = None
     also: tuple[str, ...] = ()
+    kernel: str | None = None
 
 
 @dataclass(slots=True)

@@ -223,6 +223,10 @@ def _products(source: Source) -> Iterator[Case]:
 
     shape = f"[{tokens}, {_IN}] x [{_OUT}, {_IN}]"
     tolerance = source.within(8, 4)
-    yield Case("QuantizedOperations.fp8_gemm", shape, fp8 | _fp8_channels(source), channels, tolerance)
-    yield Case("QuantizedOperations.fp8_block_gemm", shape, fp8 | fp8_blocks(source), blocks, tolerance)
-    yield Case("QuantizedOperations.int8_gemm", shape, int8 | _int8(source), integers, tolerance)
+    by_kernel = {
+        "linear.fp8_per_channel": ("fp8_gemm", fp8 | _fp8_channels(source), channels),
+        "linear.fp8_blocks": ("fp8_block_gemm", fp8 | fp8_blocks(source), blocks),
+        "linear.int8": ("int8_gemm", int8 | _int8(source), integers),
+    }
+    for kernel, (name, inputs, call) in by_kernel.items():
+        yield Case(f"QuantizedOperations.{name}", shape, inputs, call, tolerance, kernel=kernel)

@@ -11,6 +11,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from sglang_lite.adapters.dispatch import Package, Refusal, select
 from sglang_lite.adapters.verification.case import Call, Case, Source, Subject, Tensors
 
 _TIMED_CALLS = 5
@@ -23,6 +24,7 @@ class Status(StrEnum):
     PASS = "pass"
     FAIL = "FAIL"
     ERROR = "ERROR"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,9 @@ def verify(
 def compare(case: Case, device: Subject, host: Subject, dtype: torch.dtype) -> Outcome:
     """One case on both sides."""
     name = str(dtype).removeprefix("torch.")
+    refusal = _refusal(case, device, name)
+    if refusal is not None:
+        return Outcome(case.operation, case.shape, name, Status.REFUSED, detail=refusal)
     expected = (case.expected or case.call)(host, _on_host(case.inputs))
     try:
         results = case.call(device, _on_device(case.inputs, device))
@@ -92,6 +97,16 @@ def compare(case: Case, device: Subject, host: Subject, dtype: torch.dtype) -> O
         detail = detail or (f"result {index}: {problem}" if problem else "")
     status = Status.FAIL if detail else Status.PASS
     return Outcome(case.operation, case.shape, name, status, largest, used, microseconds, detail)
+
+
+def _refusal(case: Case, device: Subject, dtype: str) -> str | None:
+    """Why the device has no kernel for a case that is nothing but a kernel, None when it has one."""
+    if case.kernel is None or device.target is None:
+        return None
+    choice = select(case.kernel, device.target, dtype)
+    if isinstance(choice, Refusal):
+        return choice.reason
+    return "no wheel has a kernel for it here" if choice.package is Package.TORCH else None
 
 
 def _on_host(inputs: Tensors) -> Tensors:
