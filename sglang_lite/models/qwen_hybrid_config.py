@@ -11,17 +11,17 @@ from collections.abc import Callable
 from sglang_lite.layers.delta_shape import DeltaShape
 from sglang_lite.models.config_files import ConfigReader
 from sglang_lite.models.decoder_config import describe_decoder, layer_kinds, text_config
-from sglang_lite.models.dense_names import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
+from sglang_lite.models.dense_names import Shapes, attention_tensors, decoder_tensors, mlp_tensors
 from sglang_lite.models.family import Family
 from sglang_lite.models.hybrid_config import HybridDetails, hybrid_details, with_hybrid_layers
 from sglang_lite.models.model_description import ModelDescription
-from sglang_lite.models.moe_config import MoEDescription, gated_block_tensors, moe_tensors
+from sglang_lite.models.moe_config import MoEDescription, moe_tensors
+from sglang_lite.models.qwen3_moe_config import read_softmax_moe
 from sglang_lite.types import StartupError
 
 _PARTIAL_ROTARY = 0.25
 _FULL_ATTENTION_INTERVAL = 4
 
-Shapes = dict[str, tuple[int, ...]]
 DeltaTensors = Callable[[int, DeltaShape], Shapes]
 """(hidden size, heads) -> name -> shape of the input projections of a delta net, behind ``linear_attn.``."""
 
@@ -44,7 +44,7 @@ def _flat_projections(hidden: int, delta: DeltaShape) -> Shapes:
 
 def describe(config: ConfigReader, generation: ConfigReader, architecture: str) -> ModelDescription:
     """See ``Family.describe``; for configurations of the decoder alone."""
-    defaults = {"partial_rotary_factor": _PARTIAL_ROTARY}
+    defaults = {"partial_rotary_factor": _PARTIAL_ROTARY, "norm_topk_prob": True}
     if config.values.get("intermediate_size") is None and config.values.get("moe_intermediate_size") is not None:
         defaults["intermediate_size"] = config.values["moe_intermediate_size"]  # no layer is dense
     config = dataclasses.replace(config, values={**defaults, **config.values})
@@ -94,16 +94,8 @@ def _delta_shape(config: ConfigReader) -> DeltaShape:
 def _moe(config: ConfigReader, num_layers: int) -> MoEDescription | None:
     if not config.values.get("num_experts"):
         return None
-    step = config.integer("decoder_sparse_step", 1)
-    dense = config.values.get("mlp_only_layers") or []
-    if not isinstance(dense, list):
-        raise config.error("mlp_only_layers", "a list of layer indices")
-    return MoEDescription(
-        num_experts=config.integer("num_experts"),
-        top_k=config.integer("num_experts_per_tok"),
-        intermediate_size=config.integer("moe_intermediate_size"),
-        sparse_layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)),
-        renormalize=config.boolean("norm_topk_prob", True),
+    return dataclasses.replace(
+        read_softmax_moe(config, num_layers),
         shared_intermediate_size=config.integer("shared_expert_intermediate_size"),
         shared_name="shared_expert",
         has_shared_gate=True,
@@ -112,45 +104,25 @@ def _moe(config: ConfigReader, num_layers: int) -> MoEDescription | None:
 
 def _expected_tensors(description: ModelDescription, projections: DeltaTensors) -> Shapes:
     details, hidden = hybrid_details(description), description.hidden_size
-    shapes: Shapes = {EMBEDDING: (description.vocab_size, hidden)}
-    for layer in range(description.num_layers):
-        tensors: Shapes = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+
+    def blocks(layer: int) -> Shapes:
         if details.full_attention[layer]:
-            tensors |= _attention_tensors(description)
+            tensors = attention_tensors(description)
+            rows, columns = tensors["self_attn.q_proj.weight"]
+            tensors["self_attn.q_proj.weight"] = (2 * rows, columns)  # each head's query and its gate
+            if description.qkv_bias:
+                tensors["self_attn.q_proj.bias"] = (2 * rows,)
         else:
-            tensors |= {
-                f"linear_attn.{name}": shape
-                for name, shape in _delta_tensors(hidden, details.delta, projections).items()
-            }
-        if details.moe is not None and details.moe.sparse_layers[layer]:
-            tensors |= moe_tensors(hidden, details.moe)
-        else:
-            tensors |= gated_block_tensors("mlp.", hidden, description.intermediate_size)
-        shapes |= {layer_prefix(layer) + name: shape for name, shape in tensors.items()}
-    shapes[FINAL_NORM] = (hidden,)
-    if not description.tie_word_embeddings:
-        shapes[LM_HEAD] = (description.vocab_size, hidden)
-    return shapes
+            tensors = _delta_tensors(hidden, details.delta, projections)
+        if details.moe is not None and details.is_sparse(layer):
+            return tensors | moe_tensors(hidden, details.moe)
+        return tensors | mlp_tensors(description)
 
-
-def _attention_tensors(description: ModelDescription) -> Shapes:
-    hidden, size = description.hidden_size, description.head_dim
-    query, key_value = description.num_heads * size, description.num_kv_heads * size
-    shapes: Shapes = {}
-    for name, rows, columns in (
-        ("q_proj", 2 * query, hidden),
-        ("k_proj", key_value, hidden),
-        ("v_proj", key_value, hidden),
-        ("o_proj", hidden, query),
-    ):
-        shapes[f"self_attn.{name}.weight"] = (rows, columns)
-        if description.qkv_bias:
-            shapes[f"self_attn.{name}.bias"] = (rows,)
-    return shapes | {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
+    return decoder_tensors(description, blocks)
 
 
 def _delta_tensors(hidden: int, delta: DeltaShape, projections: DeltaTensors) -> Shapes:
-    return {
+    shapes = {
         **projections(hidden, delta),
         "conv1d.weight": (delta.conv_channels, 1, delta.conv_kernel),
         "A_log": (delta.num_value_heads,),
@@ -158,6 +130,7 @@ def _delta_tensors(hidden: int, delta: DeltaShape, projections: DeltaTensors) ->
         "norm.weight": (delta.value_dim,),
         "out_proj.weight": (hidden, delta.value_width),
     }
+    return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
 
 
 def _without_wrapper(name: str) -> str:

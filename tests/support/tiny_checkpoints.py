@@ -118,6 +118,39 @@ _QWEN_VISION = {
     "num_position_embeddings": 16,
 }
 
+_KIMI_DELTA = {
+    "kda_layers": [1, 2, 3],
+    "full_attn_layers": [4],
+    "head_dim": 16,
+    "num_heads": 4,
+    "short_conv_kernel_size": 4,
+}
+_KIMI_DELTA_OTHER = {
+    "kda_layers": [2, 4],
+    "full_attn_layers": [1, 3],
+    "head_dim": 8,
+    "num_heads": 3,
+    "short_conv_kernel_size": 2,
+}
+_KIMI_LINEAR: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_hidden_layers": 4,
+    "q_lora_rank": None,
+    "mla_use_nope": True,
+    "num_experts": 8,
+    "num_experts_per_token": 2,
+    "moe_intermediate_size": 32,
+    "num_shared_experts": 1,
+    "num_expert_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.4,
+    "linear_attn_config": _KIMI_DELTA,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class TinyCase:
@@ -260,6 +293,13 @@ CASES: dict[str, TinyCase] = {
     "glm_moe_dsa": TinyCase("GlmMoeDsa", {**_DEEPSEEK_V3, **_INDEXER, "n_group": 1, "topk_group": 1}),
     "glm_moe_dsa_shared_choice": TinyCase(
         "GlmMoeDsa", {**_DEEPSEEK_V3, **_INDEXER, "indexer_types": ["full", "shared", "full"]}
+    ),
+    "kimi_linear": TinyCase("KimiLinear", _KIMI_LINEAR, **_RECURRENT),
+    "kimi_linear_other_shapes": TinyCase(
+        "KimiLinear",
+        {**_KIMI_LINEAR, "num_expert_group": 4, "topk_group": 2, "moe_renormalize": False, "first_k_dense_replace": 2}
+        | {"q_lora_rank": 24, "num_shared_experts": 2, "linear_attn_config": _KIMI_DELTA_OTHER},
+        **_RECURRENT,
     ),
 }
 
