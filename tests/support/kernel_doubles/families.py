@@ -19,6 +19,7 @@ FAMILY_DOUBLES: dict[str, Callable[..., object]] = {
     "sgl_kernel.moe_sum_reduce": experts.moe_sum_reduce,
     "sgl_kernel.causal_conv1d_fwd": recurrent.causal_conv1d_fwd,
     "sgl_kernel.causal_conv1d_update": recurrent.causal_conv1d_update,
+    "sgl_kernel.apply_token_bitmask_inplace_cuda": dense.apply_token_bitmask_inplace_cuda,
     "sgl_kernel.silu_and_mul": dense.silu_and_mul,
     "sgl_kernel.sgl_per_token_quant_fp8": quantized.sgl_per_token_quant_fp8,
     "sgl_kernel.sgl_per_tensor_quant_fp8": quantized.sgl_per_tensor_quant_fp8,
