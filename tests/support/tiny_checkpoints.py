@@ -6,12 +6,14 @@ is nearly uniform and norms that are all one hide mistakes.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 COMMON: dict[str, Any] = {
@@ -163,6 +165,8 @@ class TinyCase:
         model: name of the model's class, when it is not ``family`` with ``ForCausalLM`` behind.
         wrapper: when the decoder is part of a larger model: the other options of the larger configuration, whose
             ``text_config`` are then ``COMMON`` and ``options``.
+        published_as: (architecture, model_type) of a larger model that the saved decoder is made the text part of, its
+            tensors behind ``language_model.``, where transformers saves such models unlike they are published.
         tolerance: most that a logit may differ from transformers.
         recurrent: some layers carry a state, so that pages of a prefix are not enough to go on from.
     """
@@ -172,6 +176,7 @@ class TinyCase:
     config: str | None = None
     model: str | None = None
     wrapper: dict[str, Any] | None = None
+    published_as: tuple[str, str] | None = None
     tolerance: float = 1e-4
     recurrent: bool = False
 
@@ -288,6 +293,11 @@ CASES: dict[str, TinyCase] = {
         {**_DEEPSEEK_V3, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827}
         | {"rope_parameters": {**_LATENT_YARN, "rope_theta": 5e4}},
     ),
+    "kimi_k25": TinyCase(
+        "DeepseekV3",
+        {**_DEEPSEEK_V3, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827},
+        published_as=("KimiK25ForConditionalGeneration", "kimi_k25"),
+    ),
     "glm4_moe_lite": TinyCase("Glm4MoeLite", {**_LATENT, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8}),
     "deepseek_v32": TinyCase("DeepseekV32", {**_DEEPSEEK_V3, **_INDEXER}),
     "glm_moe_dsa": TinyCase("GlmMoeDsa", {**_DEEPSEEK_V3, **_INDEXER, "n_group": 1, "topk_group": 1}),
@@ -327,4 +337,16 @@ def save_checkpoint(case: TinyCase, directory: Path, *, max_shard_size: str = "1
     """Write config.json and safetensors of a case and return the model they came from."""
     model = build_model(case)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
+    if case.published_as is not None:
+        _put_inside(directory, *case.published_as)
     return model
+
+
+def _put_inside(directory: Path, architecture: str, model_type: str) -> None:
+    """Rewrite a saved decoder as the text part of a larger model, vision tensors beside it."""
+    config_path, weights_path = directory / "config.json", directory / "model.safetensors"
+    text = json.loads(config_path.read_text())
+    del text["architectures"]
+    config_path.write_text(json.dumps({"architectures": [architecture], "model_type": model_type, "text_config": text}))
+    tensors = {f"language_model.{name}": tensor for name, tensor in load_file(weights_path).items()}
+    save_file({**tensors, "vision_tower.encoder.weight": torch.zeros(4, 4)}, weights_path)
