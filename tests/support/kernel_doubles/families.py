@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from tests.support.kernel_doubles import dense, experts, quantized, recurrent
+from tests.support.kernel_doubles import dense, experts, quantized, recurrent, speculation
 from tests.support.kernel_records import load_record
 from tests.support.kernel_stubs import installed_stubs
 
@@ -20,6 +20,9 @@ FAMILY_DOUBLES: dict[str, Callable[..., object]] = {
     "sgl_kernel.causal_conv1d_fwd": recurrent.causal_conv1d_fwd,
     "sgl_kernel.causal_conv1d_update": recurrent.causal_conv1d_update,
     "sgl_kernel.apply_token_bitmask_inplace_cuda": dense.apply_token_bitmask_inplace_cuda,
+    "flashinfer.sampling.chain_speculative_sampling": speculation.chain_speculative_sampling,
+    "sgl_kernel.build_tree_kernel_efficient": speculation.build_tree_kernel_efficient,
+    "sgl_kernel.verify_tree_greedy": speculation.verify_tree_greedy,
     "sgl_kernel.silu_and_mul": dense.silu_and_mul,
     "sgl_kernel.sgl_per_token_quant_fp8": quantized.sgl_per_token_quant_fp8,
     "sgl_kernel.sgl_per_tensor_quant_fp8": quantized.sgl_per_tensor_quant_fp8,
