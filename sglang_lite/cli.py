@@ -11,7 +11,7 @@ PROGRAM = "sglang-lite"
 
 USAGE = f"""usage: {PROGRAM} [serve] [MODEL] [options]
        {PROGRAM} demo-model --output DIR
-       {PROGRAM} check-env
+       {PROGRAM} check-env [--verify]
        {PROGRAM} version
 
   serve        serve a model over HTTP; also launch_server, or no sub-command at all
@@ -100,10 +100,17 @@ def check_env(words: Sequence[str]) -> int:
     """Report versions and devices. Fails without a device that a production server could use."""
     from sglang_lite.environment import report
 
-    argparse.ArgumentParser(prog=f"{PROGRAM} check-env", description="Report what this machine can run.").parse_args(
-        list(words)
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} check-env", description="Report what this machine can run.")
+    parser.add_argument(
+        "--verify", action="store_true", help="compare every operation of the device with the host's; needs a GPU"
     )
-    return report()
+    wants_table: bool = parser.parse_args(list(words)).verify
+    code = report()
+    if not wants_table:
+        return code
+    from sglang_lite.acceptance import run
+
+    return run()
 
 
 def version(words: Sequence[str]) -> int:

@@ -53,11 +53,7 @@ def report(environment: Environment | None = None) -> int:
     driver, kernels = environment.driver(), environment.kernels()
     for text in (*_versions(), *_device_lines(driver)):
         print(text)
-    problems = [] if driver.problem is None else [driver.problem]
-    problems += _device_problems(driver)
-    problems += kernels.problems
-    if driver.devices and kernels.versions.keys() & set(_KERNEL_PACKAGES):
-        problems += _load_problems(environment.load(), kernels)
+    problems = problems_of(environment)
     for device in driver.devices:
         for text in _capability_lines(device, kernels):
             print(text)
@@ -66,6 +62,17 @@ def report(environment: Environment | None = None) -> int:
         if accelerator not in PROVIDERS:
             print(f"{accelerator}: no provider is registered")
     return _verdict(problems)
+
+
+def problems_of(environment: Environment) -> list[str]:
+    """Everything that keeps the operations of CUDA devices from running here; empty when nothing does."""
+    driver, kernels = environment.driver(), environment.kernels()
+    problems = [] if driver.problem is None else [driver.problem]
+    problems += _device_problems(driver)
+    problems += kernels.problems
+    if driver.devices and kernels.versions.keys() & set(_KERNEL_PACKAGES):
+        problems += _load_problems(environment.load(), kernels)
+    return problems
 
 
 def _verdict(problems: list[str]) -> int:

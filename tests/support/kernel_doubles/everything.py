@@ -32,8 +32,8 @@ def installed_everything(line: str) -> Iterator[None]:
         yield
 
 
-def doubled_subject(line: str, sm: int = 90) -> Subject:
+def doubled_subject(line: str, sm: int = 90, dtype: torch.dtype = torch.bfloat16) -> Subject:
     """The CUDA operations over the installed doubles, on the host's memory."""
     selection = Selection(Target(sm, line, has_flashinfer=True), enable_pdl=sm >= 90)
-    operations = CudaOperations(torch.device("cpu"), selection, workspace_bytes=WORKSPACE_BYTES)
+    operations = CudaOperations(torch.device("cpu"), selection, dtype=dtype, workspace_bytes=WORKSPACE_BYTES)
     return Subject(operations, operations.sampling, selection.target)

@@ -1,0 +1,28 @@
+"""The operations of a CUDA device as the comparison with the host takes them."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.adapters.capability import capability_record
+from sglang_lite.adapters.cuda.operations import CudaOperations
+from sglang_lite.adapters.cuda.selection import Selection
+from sglang_lite.adapters.device_facts import DeviceFacts
+from sglang_lite.adapters.kernel_lines import InstalledKernels
+from sglang_lite.adapters.verification import Subject
+
+_PDL_SINCE = 90
+"""SM version from which kernels may start before the one ahead has ended."""
+
+
+def cuda_subject(facts: DeviceFacts, kernels: InstalledKernels, dtype: torch.dtype) -> Subject:
+    """All operations of one device, for activations of ``dtype``; imports the wheels.
+
+    Raises:
+        StartupError: a wheel cannot be imported.
+        OperationInputError: nothing serves a dense operation there.
+    """
+    target = capability_record(facts, kernels).target
+    selection = Selection(target, enable_pdl=target.sm >= _PDL_SINCE)
+    operations = CudaOperations(torch.device("cuda", facts.ordinal), selection, dtype=dtype)
+    return Subject(operations, operations.sampling, target)
