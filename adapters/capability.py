@@ -19,7 +19,7 @@ from sglang_lite.types import StartupError
 PROVIDERS = ("cpu", "cuda")
 """Devices with operations in this package."""
 
-MODEL_EXECUTORS = ("cpu",)
+MODEL_EXECUTORS = ("cpu", "cuda")
 """Devices that models run on in this release."""
 
 ACCELERATORS = ("cuda", "rocm", "metal", "musa", "xpu", "npu", "hpu")

@@ -39,6 +39,9 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 DEFAULT_RESERVED_SLOTS = 512
 """Token slots of the pool in a prefill/decode mode when ``--num-reserved-decode-tokens`` is not set."""
 
+DEFAULT_DRAFT_TOKENS = 8
+"""Tokens of a request verified in one step, its newest one included, when speculation is on."""
+
 _SECRETS = ("api_key", "admin_api_key")
 
 _MODEL = "Model and tokenizer"
@@ -208,6 +211,51 @@ class ServerConfig(BaseModel):
         str, Option(_MEMORY, "Eviction order of the prefix cache.", choices=("lru", "lfu", "fifo", "priority"))
     ] = "lru"
     disable_overlap_schedule: Annotated[bool, Option(_MEMORY, "Plan a step only after the one before it.")] = False
+    cuda_graph_max_bs_decode: Annotated[
+        Integer,
+        Option(
+            _MEMORY,
+            "Largest captured decode batch; default: by device memory.",
+            aliases=("cuda-graph-max-bs",),
+            convert=values.integer,
+            minimum=1,
+        ),
+    ] = None
+    cuda_graph_bs_decode: Annotated[
+        list[str],
+        Option(_MEMORY, "Decode batches to capture.", aliases=("cuda-graph-bs",), convert=values.words),
+    ] = []
+    disable_cuda_graph: Annotated[bool, Option(_MEMORY, "Capture no graphs.")] = False
+    disable_decode_cuda_graph: Annotated[bool, Option(_MEMORY, "Capture no decode graphs.")] = False
+    disable_cuda_graph_padding: Annotated[bool, Option(_MEMORY, "Replay graphs for exactly their batch size only.")] = (
+        False
+    )
+    enable_pdmux: Annotated[
+        bool,
+        Option(
+            _MEMORY,
+            "Run decode and prefill of a step on two streams of the device.",
+            aliases=("enable-pd-multiplexing",),
+        ),
+    ] = False
+    speculative_algorithm: Annotated[
+        Text,
+        Option(
+            _MEMORY,
+            "Guess tokens and verify several in one step: NGRAM guesses from the request's own tokens.",
+            convert=values.lower_text,
+        ),
+    ] = None
+    speculative_num_draft_tokens: Annotated[
+        Integer,
+        Option(
+            _MEMORY,
+            f"Tokens of a request verified in one step; {DEFAULT_DRAFT_TOKENS} by default.",
+            convert=values.integer,
+            minimum=2,
+            maximum=64,
+        ),
+    ] = None
     random_seed: Annotated[Integer, Option(_MEMORY, "Seed of sampling.", convert=values.integer)] = None
 
     # Devices and parallelism
@@ -379,6 +427,13 @@ class ServerConfig(BaseModel):
         if self.num_reserved_decode_tokens is None:
             return DEFAULT_RESERVED_SLOTS
         return self.num_reserved_decode_tokens
+
+    @property
+    def guessed_tokens(self) -> int:
+        """Tokens guessed for a request in one step; 0 without speculation. The newest token is verified with them."""
+        if self.speculative_algorithm is None:
+            return 0
+        return (self.speculative_num_draft_tokens or DEFAULT_DRAFT_TOKENS) - 1
 
     @property
     def is_disaggregated(self) -> bool:

@@ -18,6 +18,7 @@ from sglang_lite.config import ServerConfig
 from sglang_lite.configuration import values
 from sglang_lite.execution.placement import split_address
 from sglang_lite.execution.recurrent_limits import check_recurrent_options, without_prefix_cache
+from sglang_lite.models.adapter_settings import adapter_settings
 from sglang_lite.models.description import read_description
 from sglang_lite.models.registry import check_checkpoint
 from sglang_lite.models.repository import resolve_model_path
@@ -49,15 +50,23 @@ def prepare(config: ServerConfig) -> ServerConfig:
     directory = local_model_directory(config)
     description = read_description(directory, config.json_model_override_args)
     check_checkpoint(directory, description)
+    if config.speculative_algorithm is not None and description.recurrent is not None:
+        raise StartupError(
+            f"--speculative-algorithm {config.speculative_algorithm.upper()}: {description.architecture} carries "
+            f"recurrent state, from which a rejected token cannot be taken back; leave the option out"
+        )
     check_tensor_parallel(description, config.tp_size)
     check_expert_parallel(description, config.ep_size)
     check_recurrent_options(config, description)
+    _check_adapters(config)
     config = without_prefix_cache(config, description)
     tokenizer_path = _tokenizer_directory(config, directory)
     return config.resolved(
         model_path=str(directory),
         served_model_name=config.public_name,
         tokenizer_path=tokenizer_path,
+        # A guess is made of the tokens so far, which a plan made ahead does not know.
+        disable_overlap_schedule=config.disable_overlap_schedule or config.speculative_algorithm is not None,
         load_balance_method=_load_balance_method(config),
         schedule_policy="priority" if config.enable_priority_scheduling else config.schedule_policy,
     )
@@ -78,6 +87,7 @@ def check_options(config: ServerConfig) -> None:
         )
     _check_chat_template(config.chat_template)
     _check_ranks(config)
+    _check_speculation(config)
     if config.is_disaggregated:
         _check_disaggregation(config)
 
@@ -88,8 +98,11 @@ def check_device(config: ServerConfig) -> None:
     Raises:
         StartupError: names every device that was tried and why it cannot be used.
     """
-    resolve_device(config.device)
-    if config.device == "cpu" and config.tp_size > 1 and os.environ.get(TEST_CPU_RANKS) != "1":
+    if resolve_device(config.device) == "cuda":
+        return  # element types are checked with the model and the kernels at hand
+    if config.enable_pdmux:
+        raise StartupError("--enable-pdmux: there are no streams with --device cpu; remove it")
+    if config.tp_size > 1 and os.environ.get(TEST_CPU_RANKS) != "1":
         raise StartupError(f"--device cpu: the CPU reference supports only tp_size=1, requested {config.tp_size}")
     if config.dtype not in _CPU_DTYPES:
         raise StartupError(f"--device cpu does not support --dtype {config.dtype}; use one of {', '.join(_CPU_DTYPES)}")
@@ -112,6 +125,22 @@ def local_model_directory(config: ServerConfig) -> Path:
         with ProgressLine("Converting the demo model") as progress:
             return demo_model.materialize_in_cache(progress.update)
     return resolve_model_path(config.model_path, revision=config.revision)
+
+
+def _check_adapters(config: ServerConfig) -> None:
+    """Low-rank adapters: their files, and what they cannot be combined with yet."""
+    if adapter_settings(config) is None:
+        return
+    for flag, value in (("--tp-size", config.tp_size), ("--ep-size", config.ep_size)):
+        if value > 1:
+            raise StartupError(f"--enable-lora with {flag} {value} is not supported yet: adapters are not split")
+    if config.device != "cpu":
+        raise StartupError(f"--enable-lora is not supported with --device {config.device} yet; use --device cpu")
+    if config.is_disaggregated:
+        raise StartupError(
+            f"--enable-lora with --disaggregation-mode {config.disaggregation_mode} is not supported: "
+            f"the two servers would have to agree on the adapters"
+        )
 
 
 def check_port(config: ServerConfig) -> None:
@@ -152,6 +181,18 @@ def _check_chat_template(option: str | None) -> None:
         raise StartupError(
             f"--chat-template: no such file: {option[:200]}; pass the path of a jinja2 template, or its text"
         )
+
+
+def _check_speculation(config: ServerConfig) -> None:
+    """Only guesses without a draft model are built."""
+    algorithm = config.speculative_algorithm
+    if algorithm is not None and algorithm != "ngram":
+        raise StartupError(
+            f"--speculative-algorithm {algorithm.upper()} is not supported: draft models and draft heads (EAGLE, "
+            f"EAGLE3, NEXTN, STANDALONE and others) are not built; NGRAM guesses from the request's own tokens"
+        )
+    if algorithm is not None and config.device == "cuda":
+        raise StartupError("--speculative-algorithm NGRAM is not supported with --device cuda yet; leave it out")
 
 
 def _check_ranks(config: ServerConfig) -> None:

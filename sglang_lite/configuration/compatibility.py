@@ -17,8 +17,8 @@ from sglang_lite.configuration import values
 
 _IGNORED = {
     "flag": """
-        collect-tokens-histogram disable-chunked-prefix-cache disable-cuda-graph disable-cuda-graph-padding
-        disable-custom-all-reduce disable-decode-cuda-graph disable-hybrid-swa-memory
+        collect-tokens-histogram disable-chunked-prefix-cache
+        disable-custom-all-reduce disable-hybrid-swa-memory
         disable-outlines-disk-cache disable-prefill-cuda-graph disable-priority-preemption enable-dp-attention
         enable-dp-lm-head enable-dynamic-chunking enable-hierarchical-cache/enable-hicache
         enable-metrics-for-all-schedulers enable-mfu-metrics enable-mixed-chunk enable-prefill-delayer
@@ -30,7 +30,7 @@ _IGNORED = {
         speculative-enable-w4a4-mxfp4-megamoe/no-speculative-enable-w4a4-mxfp4-megamoe
     """,
     "integer": """
-        batch-notify-size cuda-graph-max-bs-decode cuda-graph-max-bs-prefill decode-log-interval
+        batch-notify-size cuda-graph-max-bs-prefill decode-log-interval
         detokenizer-worker-num disaggregation-decode-extra-slots dist-timeout ep-num-redundant-experts
         grpc-response-timeout-secs hicache-size load-snapshot-publish-interval log-requests-level
         min-free-slots-delay moe-dense-tp-size nccl-port num-continuous-decode-steps pp-async-batch-depth
@@ -39,7 +39,7 @@ _IGNORED = {
         speculative-draft-sink-size speculative-draft-window-size speculative-dspark-block-size
         speculative-eagle-topk speculative-ngram-capacity speculative-ngram-external-corpus-max-tokens
         speculative-ngram-external-sam-budget speculative-ngram-max-bfs-breadth speculative-ngram-max-trie-depth
-        speculative-ngram-min-bfs-breadth speculative-num-draft-tokens speculative-num-steps
+        speculative-ngram-min-bfs-breadth speculative-num-steps
         tokenizer-worker-num torch-compile-max-bs triton-attention-num-kv-splits
     """,
     "number": """
@@ -55,7 +55,7 @@ _IGNORED = {
         hicache-storage-backend-extra-config hicache-storage-prefetch-policy hicache-write-policy log-level-http
         log-requests-format mm-attention-backend moe-a2a-backend moe-runner-backend
         nsa-decode-backend nsa-prefill-backend otlp-traces-endpoint prefill-attention-backend reasoning-parser
-        sampling-backend speculative-adaptive-config speculative-algorithm speculative-attention-mode
+        sampling-backend speculative-adaptive-config speculative-attention-mode
         speculative-draft-attention-backend speculative-draft-kv-cache-dtype speculative-draft-load-format
         speculative-draft-model-path/speculative-draft-model speculative-draft-model-quantization
         speculative-draft-model-revision speculative-dsa-topk-backend speculative-dspark-confidence-sts-path
@@ -67,7 +67,7 @@ _IGNORED = {
         cuda-graph-config deepep-config model-loader-extra-config
     """,
     "words": """
-        bucket-e2e-request-latency bucket-inter-token-latency bucket-time-to-first-token cuda-graph-bs-decode
+        bucket-e2e-request-latency bucket-inter-token-latency bucket-time-to-first-token
         cuda-graph-bs-prefill generation-tokens-buckets log-requests-target prompt-tokens-buckets
         uvicorn-access-log-exclude-prefixes
     """,
@@ -94,7 +94,7 @@ _REFUSED = {
         enable-mamba-cache-stochastic-rounding enable-megamoe-for-layernorm-sp enable-memory-saver enable-mis
         enable-mm-global-cache enable-mscclpp enable-multi-layer-eagle enable-multimodal enable-nccl-nvls
         enable-nvidia-megakernel enable-p2p-check enable-page-major-kv-layout enable-paged-experts
-        enable-pd-role-switch enable-pdmux enable-precise-embedding-interpolation enable-prefill-cp
+        enable-pd-role-switch enable-precise-embedding-interpolation enable-prefill-cp
         enable-prefix-mm-cache enable-profile-cuda-graph enable-quant-communications enable-response-store
         enable-return-aux-hidden-states enable-return-hidden-states enable-return-indexer-topk
         enable-return-routed-experts enable-scattered-sconv enable-session-radix-cache

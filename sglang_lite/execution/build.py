@@ -16,16 +16,19 @@ from sglang_lite.adapters.base import KVGeometry
 from sglang_lite.adapters.capability import resolve_device
 from sglang_lite.adapters.cpu import CpuOperations
 from sglang_lite.config import ServerConfig
-from sglang_lite.execution.base import Executor, RankLostError
+from sglang_lite.execution.base import AdaptingExecutor, Executor, RankLostError
 from sglang_lite.execution.context_length import served_context_length
-from sglang_lite.execution.executor import TorchExecutor
+from sglang_lite.execution.executor import StepRunner, TorchExecutor
 from sglang_lite.execution.memory import WORKSPACE_SHARE, available_memory, plan_kv_budget
+from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.execution.recurrent_limits import plan_rows
 from sglang_lite.execution.warm_up import warm_up
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup
+from sglang_lite.models.adapter_settings import NamedAdapter, adapter_bytes, adapter_settings
 from sglang_lite.models.base import CausalLanguageModel
 from sglang_lite.models.description import ModelDescription
+from sglang_lite.models.families import FAMILIES
 from sglang_lite.models.model_description import KVDescription
 from sglang_lite.models.registry import expected_tensors, load_model
 from sglang_lite.models.repository import resolve_model_path
@@ -74,11 +77,13 @@ class BuiltRunner:
 
     Attributes:
         num_threads: of one operation of the thread that runs it.
+        adapters: to load at the start, into the first slots.
     """
 
-    runner: ModelRunner
+    runner: StepRunner
     limits: EngineLimits
     num_threads: int
+    adapters: tuple[NamedAdapter, ...] = ()
 
 
 def build_executor(
@@ -108,7 +113,10 @@ def build_executor(
         executor, built = start_ranks(config, lambda group: build_runner(config, description, directory, report, group))
     else:
         built = build_runner(config, description, directory, report)
-        executor = TorchExecutor(built.runner, num_threads=built.num_threads)
+        executor = _executor_of(built)
+    for slot, adapter in enumerate(built.adapters):
+        report(f"loading adapter {adapter.name}", 0.85)
+        _load_adapter(executor, slot, adapter)
     report("warming up", 0.9)
     started = time.monotonic()
     try:
@@ -132,7 +140,11 @@ def build_runner(
     Raises:
         StartupError: device, dtype, checkpoint or capacity cannot be served.
     """
-    resolve_device(config.device)
+    if resolve_device(config.device) == "cuda":
+        from sglang_lite.execution.build_device import build_device_runner, open_cuda_device
+
+        device, record = open_cuda_device(config, parallel.rank)
+        return build_device_runner(config, description, directory, device, record, report, parallel)
     dtype = _dtype("--dtype", config.dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _dtype("--kv-cache-dtype", config.kv_cache_dtype)
     num_threads = max(1, _num_threads() // (parallel.size // config.nnodes))
@@ -142,7 +154,9 @@ def build_runner(
     kv = share_of(description, parallel.size).kv
     weight_bytes = _weight_bytes(description, dtype)
     context_length = served_context_length(config, description, selects_keys=True)
-    available = max(0, available - weight_bytes // parallel.size)
+    settings = adapter_settings(config)
+    adapted_bytes = adapter_bytes(settings, expected_tensors(description), dtype.itemsize) if settings else 0
+    available = max(0, available - weight_bytes // parallel.size - adapted_bytes)
     rows = plan_rows(
         config,
         description.recurrent,
@@ -161,9 +175,13 @@ def build_runner(
     num_pages = _agree_on_pages(budget.num_pages, parallel, ops.device)
     geometry = kv_geometry(kv, num_pages, config.page_size, kv_dtype)
     report("loading weights", 0.1)
-    model = _load(config, directory, ops, dtype, context_length, num_threads, parallel)
+    canonical_name = FAMILIES[description.architecture].canonical_name
+    adapters = ModelAdapters(ops, settings, canonical_name, dtype) if settings is not None else None
+    model = _load(config, directory, ops, dtype, context_length, num_threads, parallel, adapters)
     seconds = {"load": time.monotonic() - started}
-    runner = ModelRunner(model, ops, geometry, num_rows=rows.num_rows, seed=config.random_seed, parallel=parallel)
+    runner = ModelRunner(
+        model, ops, geometry, num_rows=rows.num_rows, seed=config.random_seed, parallel=parallel, adapters=adapters
+    )
     names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
     limits = EngineLimits(
         geometry,
@@ -175,7 +193,27 @@ def build_runner(
         seconds,
         rows.row_bytes,
     )
-    return BuiltRunner(runner, limits, num_threads)
+    return BuiltRunner(runner, limits, num_threads, settings.adapters if settings is not None else ())
+
+
+def _executor_of(built: BuiltRunner) -> TorchExecutor:
+    """One that launches ahead where the device runs beside the host."""
+    from sglang_lite.execution.device_executor import DeviceExecutor
+    from sglang_lite.execution.device_runner import DeviceRunner
+
+    if isinstance(built.runner, DeviceRunner):
+        return DeviceExecutor(built.runner)
+    return TorchExecutor(built.runner, num_threads=built.num_threads)
+
+
+def _load_adapter(executor: Executor, slot: int, adapter: NamedAdapter) -> None:
+    if not isinstance(executor, AdaptingExecutor):
+        raise StartupError(f"adapter {adapter.name!r}: this executor takes no adapters")
+    try:
+        executor.load_adapter(slot, adapter.path).result()
+    except StartupError as error:
+        executor.close()
+        raise StartupError(f"--lora-paths: adapter {adapter.name!r}: {error}") from error
 
 
 def kv_geometry(kv: KVDescription, num_pages: int, page_size: int, dtype: torch.dtype) -> KVGeometry:
@@ -201,6 +239,7 @@ def _load(
     context_length: int,
     num_threads: int,
     parallel: ParallelGroup,
+    adapters: ModelAdapters | None,
 ) -> CausalLanguageModel:
     """Load the model in a thread that ends.
 
@@ -219,6 +258,7 @@ def _load(
             context_length=context_length,
             progress=parallel.rank == 0,
             parallel=parallel,
+            adapters=adapters.slots if adapters is not None else None,
         )
         return model
 

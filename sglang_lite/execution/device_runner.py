@@ -29,6 +29,7 @@ from sglang_lite.execution.device_inputs import (
 from sglang_lite.execution.device_sampler import DeviceSampler
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
+from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.recurrent_state import RecurrentStatePool
 from sglang_lite.execution.streams import PendingStep, PlanGate, TokenBuffers
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup
@@ -78,6 +79,7 @@ class DeviceRunner:
         side_by_side: run the decode rows and the prefill chunks of a step on two streams.
         seed: of requests without one.
         parallel: the ranks that share the model. Rank 0 draws the tokens, the others take them from it.
+        adapters: low-rank adapters of the model; None when it was loaded without. Steps that use one are not captured.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class DeviceRunner:
         side_by_side: bool = False,
         seed: int | None = None,
         parallel: ParallelGroup = SINGLE,
+        adapters: ModelAdapters | None = None,
     ) -> None:
         self.geometry = geometry
         self._model = model
@@ -101,6 +104,7 @@ class DeviceRunner:
         self._device = device
         self._parallel = parallel
         self._side_by_side = side_by_side
+        self.adapters = adapters
         with device.activate():
             # Page ``num_pages`` is the scratch page; nobody but the padding of captured batches knows of it.
             self._pool = allocate_kv_pool(replace(geometry, num_pages=geometry.num_pages + 1), device.torch_device)
@@ -153,10 +157,18 @@ class DeviceRunner:
     def _forward(self, plan: StepPlan) -> _Forwarded:
         if self._recurrent is not None:
             return self._forward_recurrent(plan, self._recurrent)
+        if self.adapters is not None:
+            self.adapters.select(plan)
+            if plan.adapter_slots is not None:
+                return self._forward_together(plan)
         if plan.num_decode == len(plan.rows):
             return self._decode(whole_plan(plan), plan.sample_index)
         if self._side_by_side and plan.num_decode:
             return self._forward_side_by_side(plan)
+        return self._forward_together(plan)
+
+    def _forward_together(self, plan: StepPlan) -> _Forwarded:
+        """All rows in one pass that is not captured."""
         inputs, attention_plan = self._prepare(self._lane, whole_plan(plan), plan.sample_index)
         return _forwarded(self._run_model(inputs, attention_plan), inputs)
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 import torch
 
 from sglang_lite.execution.base import ExecutionError
 from sglang_lite.execution.model_adapters import ModelAdapters
-from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,17 @@ def _settling(action: Callable[[], None], future: Future[None]) -> Callable[[], 
     return run
 
 
+class StepRunner(Protocol):
+    """What runs one plan after another: a model runner of any device."""
+
+    @property
+    def adapters(self) -> ModelAdapters | None:
+        """Low-rank adapters of the model."""
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        """Run a plan and wait for its result."""
+
+
 class TorchExecutor:
     """See ``execution.base.Executor``.
 
@@ -52,7 +63,7 @@ class TorchExecutor:
         num_threads: threads of one operation; None keeps torch's choice.
     """
 
-    def __init__(self, runner: ModelRunner, *, num_threads: int | None = None) -> None:
+    def __init__(self, runner: StepRunner, *, num_threads: int | None = None) -> None:
         self._runner = runner
         self._num_threads = num_threads
         self._plans: SimpleQueue[StepPlan | _Task | None] = SimpleQueue()
@@ -140,13 +151,22 @@ class TorchExecutor:
             if isinstance(plan, _Task):
                 plan.run()
             else:
-                self._results.put(self._run(plan))
+                self._execute(plan)
+
+    def _execute(self, plan: StepPlan) -> None:
+        """Run a plan and put its result where ``collect`` takes it."""
+        self._results.put(self._run(plan))
 
     def _run(self, plan: StepPlan) -> StepOutput | ExecutionError:
         try:
             return self._runner.run(plan)
         except Exception as error:  # whatever failed, it ends the requests of this plan and nothing else
-            logger.exception("step %d failed", plan.step)
-            failure = ExecutionError(f"step {plan.step} failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            return failure
+            return step_failure(plan.step, error)
+
+
+def step_failure(step: int, error: Exception) -> ExecutionError:
+    """What ``collect`` raises for a step that failed; call it while the error is being handled."""
+    logger.exception("step %d failed", step)
+    failure = ExecutionError(f"step {step} failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -57,10 +57,9 @@ def plan_kv_budget(
     share = config.mem_fraction_static or DEFAULT_MEMORY_SHARE
     budget = int(available_bytes * share)
     workspace = int(budget * workspace_share)
-    asked = _slots_asked_for(config)
+    asked = pages_asked_for(config)
     if asked is not None:
-        flag, slots = asked
-        return KVBudget(_checked_pages(flag, slots, page_size), workspace)
+        return KVBudget(asked[1], workspace)
     num_pages = min((budget - workspace) // (bytes_per_token * page_size), MAX_SLOTS_FROM_MEMORY // page_size)
     if num_pages < 1:
         raise StartupError(
@@ -69,6 +68,19 @@ def plan_kv_budget(
             f"is {context_length} tokens). Free memory, raise --mem-fraction-static or set --max-total-tokens."
         )
     return KVBudget(num_pages, workspace)
+
+
+def pages_asked_for(config: ServerConfig) -> tuple[str, int] | None:
+    """The option that names the size of the pool, and that size in pages; None when memory decides.
+
+    Raises:
+        StartupError: slots that do not fill whole pages.
+    """
+    asked = _slots_asked_for(config)
+    if asked is None:
+        return None
+    flag, slots = asked
+    return flag, _checked_pages(flag, slots, config.page_size)
 
 
 def _slots_asked_for(config: ServerConfig) -> tuple[str, int] | None:

@@ -118,10 +118,14 @@ def test_unknown_flags_are_kept_and_warned_about_once(caplog: pytest.LogCaptureF
 
 
 def test_options_without_effect_are_recorded(caplog: pytest.LogCaptureFixture) -> None:
-    arguments = ["--disable-cuda-graph", "--attention-backend", "fa3", "--deepep-config", '{"a": 1}']
+    arguments = ["--disable-custom-all-reduce", "--attention-backend", "fa3", "--deepep-config", '{"a": 1}']
     with caplog.at_level(logging.WARNING):
         config = load_config([*BASE, *arguments])
-    assert config.ignored_flags == {"disable-cuda-graph": True, "attention-backend": "fa3", "deepep-config": {"a": 1}}
+    assert config.ignored_flags == {
+        "disable-custom-all-reduce": True,
+        "attention-backend": "fa3",
+        "deepep-config": {"a": 1},
+    }
     assert "without effect" in caplog.text
 
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from sglang_lite.adapters import capability
 from sglang_lite.adapters.capability import (
     ACCELERATORS,
     ATTENTION_KINDS,
@@ -154,7 +155,9 @@ def test_probing_an_accelerator_without_provider() -> None:
     assert probe_backend("xpu") == "no provider is registered for it; registered are cpu, cuda"
 
 
-def test_cuda_that_is_there_lacks_an_executor() -> None:
+def test_a_device_without_an_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_device("cuda", lambda device: None) == resolve_device("auto", lambda device: None) == "cuda"
+    monkeypatch.setattr(capability, "MODEL_EXECUTORS", ("cpu",))
     with pytest.raises(StartupError, match="missing capabilities: dense decoder executor for the cuda backend"):
         resolve_device("cuda", lambda device: None)
     with pytest.raises(StartupError, match="no driver"):

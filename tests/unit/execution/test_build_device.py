@@ -1,0 +1,174 @@
+"""From a configuration to an executor on an accelerator, over the host's stand-ins for device and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_lite.adapters.capability import CapabilityRecord, capability_record
+from sglang_lite.adapters.device_facts import DeviceFacts
+from sglang_lite.adapters.kernel_lines import installed_kernels as wheels_of
+from sglang_lite.config import ServerConfig
+from sglang_lite.execution import build_device
+from sglang_lite.execution.build import build_executor
+from sglang_lite.execution.build_device import build_device_runner
+from sglang_lite.execution.device_executor import DeviceExecutor
+from sglang_lite.execution.device_runner import DeviceRunner
+from sglang_lite.execution.executor import TorchExecutor
+from sglang_lite.models.description import read_description
+from sglang_lite.types import StartupError
+from tests.support.host_device import HostDevice
+from tests.support.kernel_doubles import installed_kernels
+from tests.support.step_plans import PlanMaker, PlannedSequence
+from tests.support.tiny_checkpoints import CASES, save_checkpoint
+
+WHEELS = {"sglang-kernel": "0.4.10", "flashinfer-python": "0.7.2"}
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    save_checkpoint(CASES["llama"], directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def first_token(tiny_llama: Path) -> int:
+    """What the host continues the prompt [1] with, in the same element type."""
+    config = ServerConfig(model_path=str(tiny_llama), device="cpu", dtype="bfloat16", max_total_tokens=64)
+    executor, limits = build_executor(config, read_description(tiny_llama))
+    maker = PlanMaker(limits.geometry.page_size, limits.geometry.num_pages)
+    executor.submit(maker.plan([], [(PlannedSequence(0), [1])]))
+    token = int(executor.collect().tokens[0])
+    executor.close()
+    return token
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[None]:
+    with installed_kernels():
+        yield
+
+
+def record(compute_capability: tuple[int, int] = (9, 0), wheels: dict[str, str] = WHEELS) -> CapabilityRecord:
+    facts = DeviceFacts(0, "Some Device", compute_capability, 80 << 30, 132)
+    return capability_record(facts, wheels_of(wheels.get))
+
+
+def build(
+    model: Path, device: HostDevice | None = None, facts: CapabilityRecord | None = None, **options: Any
+) -> build_device.BuiltRunner:
+    config = ServerConfig(model_path=str(model), **{"device": "cuda", "max_running_requests": 4, **options})
+    return build_device_runner(config, read_description(model), model, device or HostDevice(), facts or record())
+
+
+def test_a_server_that_starts(tiny_llama: Path, first_token: int) -> None:
+    device = HostDevice()
+    built = build(tiny_llama, device, cuda_graph_max_bs_decode=3)
+    assert isinstance(built.runner, DeviceRunner)
+    assert built.runner.captured_batch_sizes == (1, 2, 3) and device.captures == 3
+    limits = built.limits
+    assert (limits.dtype, limits.kv_dtype, limits.max_running_requests) == ("bfloat16", "bfloat16", 4)
+    assert set(limits.startup_seconds) == {"load", "capture"}
+    executor = DeviceExecutor(built.runner)
+    maker = PlanMaker(limits.geometry.page_size, limits.geometry.num_pages)
+    sequences = [PlannedSequence(row) for row in range(2)]
+    plans = [maker.plan([], [(sequence, [1]) for sequence in sequences]), maker.plan(sequences)]
+    for plan in plans:
+        executor.submit(plan)
+    assert executor.in_flight == 2
+    assert executor.collect().tokens.tolist() == [first_token] * 2
+    assert len(executor.collect().tokens) == 2
+    executor.close()
+    executor.close()
+
+
+def test_a_step_that_fails_ends_alone(tiny_llama: Path, first_token: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_lite.execution.base import ExecutionError
+
+    runner = build(tiny_llama).runner
+    assert isinstance(runner, DeviceRunner)
+    executor = DeviceExecutor(runner)
+    maker = PlanMaker(runner.geometry.page_size, runner.geometry.num_pages)
+    good, bad = (maker.plan([], [(PlannedSequence(row), [1])]) for row in range(2))
+    real = DeviceRunner.launch
+
+    def launch(self: DeviceRunner, plan: Any) -> Any:
+        if plan.step == bad.step:
+            raise MemoryError("no room")
+        return real(self, plan)
+
+    monkeypatch.setattr(DeviceRunner, "launch", launch)
+    for plan in (bad, good):
+        executor.submit(plan)
+    with pytest.raises(ExecutionError, match=rf"step {bad.step} failed: MemoryError: no room"):
+        executor.collect()
+    assert executor.wait(5.0) and executor.collect().tokens.tolist() == [first_token]
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, (1, 2, 4)),
+        ({"disable_cuda_graph": True}, ()),
+        ({"disable_decode_cuda_graph": True}, ()),
+        ({"cuda_graph_bs_decode": ["3", "1", "9"]}, (1, 3)),
+    ],
+)
+def test_what_is_captured(tiny_llama: Path, options: dict[str, Any], sizes: tuple[int, ...]) -> None:
+    runner = build(tiny_llama, **options).runner
+    assert isinstance(runner, DeviceRunner) and runner.captured_batch_sizes == sizes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float32"}, "--dtype float32: the kernels"),
+        ({"kv_cache_dtype": "float32"}, "--kv-cache-dtype float32: not served"),
+        ({"kv_cache_dtype": "bf16", "dtype": "float16"}, "keys and queries need one"),
+        ({"cuda_graph_bs_decode": ["0"]}, "--cuda-graph-bs-decode 0"),
+        ({"max_total_tokens": 24}, "not a multiple of --page-size"),
+        ({"max_total_tokens": 16 << 30}, r"--max-total-tokens asks for .* token slots, which take .* GiB"),
+    ],
+)
+def test_refusals(tiny_llama: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartupError, match=message):
+        build(tiny_llama, **options)
+
+
+def test_everything_that_is_not_served_is_named_before_weights_are_read(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(build_device, "load_model", unreachable)
+    with pytest.raises(StartupError, match=r"norm\.rms \(.*attention\.prefill \(.*attention\.decode \("):
+        build(tiny_llama, facts=record(wheels={}))
+
+
+def test_eight_bit_pool(tiny_llama: Path) -> None:
+    built = build(tiny_llama, kv_cache_dtype="fp8_e4m3")
+    assert built.limits.geometry.dtype == torch.float8_e4m3fn and built.limits.kv_dtype == "float8_e4m3fn"
+
+
+def test_the_server_takes_this_path(tiny_llama: Path, first_token: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_lite.execution import build as host_build
+
+    monkeypatch.setattr(host_build, "resolve_device", lambda name: name)
+    monkeypatch.setattr(build_device, "open_cuda_device", lambda config, rank: (HostDevice(), record()))
+    config = ServerConfig(model_path=str(tiny_llama), device="cuda", max_running_requests=2, enable_pdmux=True)
+    executor, limits = host_build.build_executor(config, read_description(tiny_llama))
+    assert isinstance(executor, DeviceExecutor) and isinstance(executor, TorchExecutor)
+    maker = PlanMaker(limits.geometry.page_size, limits.geometry.num_pages)
+    sequence = PlannedSequence(0)
+    executor.submit(maker.plan([], [(sequence, [1])]))
+    executor.submit(maker.plan([sequence], [(PlannedSequence(1), [1])]))
+    assert executor.collect().tokens.tolist() == [first_token]
+    assert executor.collect().tokens.tolist()[1] == first_token
+    executor.close()
