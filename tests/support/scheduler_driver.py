@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from sglang_lite.execution.base import Executor
 from sglang_lite.scheduler import Scheduler, SchedulerConfig, StepPlan
 from sglang_lite.types import NO_SEED, FinishCode, LogprobRecord, OutputColumns, RequestColumns, RequestExtras
-from tests.support.null_executor import CheckingExecutor, NullExecutor
+from tests.support.null_executor import CheckingExecutor
 
 _DEFAULTS: dict[str, tuple[float, type]] = {
     "max_new_tokens": (16, np.int32),
@@ -76,7 +77,7 @@ class Driver:
         vocab_size: of that executor.
     """
 
-    def __init__(self, config: SchedulerConfig, executor: NullExecutor | None = None, vocab_size: int = 50) -> None:
+    def __init__(self, config: SchedulerConfig, executor: Executor | None = None, vocab_size: int = 50) -> None:
         self.scheduler = Scheduler(config)
         self.executor = executor or CheckingExecutor(
             config.max_running_requests,
