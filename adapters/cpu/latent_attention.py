@@ -12,8 +12,14 @@ from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry,
 from sglang_lite.adapters.cpu.attention import check_slots
 from sglang_lite.adapters.cpu.key_selection import selection_mask
 from sglang_lite.adapters.cpu.latent_plan import CpuLatentPlan, DecodeTile, LatentChunk, LatentPool, plan_latent
-from sglang_lite.adapters.cpu.softmax_attention import attend
+from sglang_lite.adapters.cpu.softmax_attention import attend, join
 from sglang_lite.adapters.latent import KeySelection, LatentProjection
+
+_EXPANDED_ELEMENTS = 1 << 26
+"""Elements of expanded keys and values made at a time; more heads than fit take turns."""
+
+_MASK_ELEMENTS = 1 << 24
+"""Elements of a mask over a chunk's chosen keys; the queries of a longer chunk take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,11 @@ class _Queries:
     def key_width(self) -> int:
         """Elements of a row that take part in the scores: R + dr."""
         return self.projection.latent_dim + self.rope.shape[2]
+
+    @property
+    def head_width(self) -> int:
+        """Elements of an expanded head's key or value, whichever is wider."""
+        return max(self.projection.nope_dim + self.rope.shape[2], self.projection.value_dim)
 
     def absorbed(self, start: int, stop: int) -> Tensor:
         """[stop - start, H, R + dr]: queries that meet the rows of the pool."""
@@ -140,9 +151,8 @@ class CpuLatentAttention:
         if plan.num_decode:
             output[: plan.num_decode] = _decode(plan, reader, queries, pool, layer)
         for chunk in plan.chunks:
-            whole = rows[chunk.start : chunk.stop] if not chunk.prefix_len else reader.read_chunk(pool, chunk, layer)
-            attend_chunk = _expanded if _expanding_pays(chunk, queries) else _absorbed
-            output[chunk.start : chunk.stop] = attend_chunk(chunk, queries, whole.to(query_nope.dtype))
+            whole = rows[chunk.tokens] if not chunk.prefix_len else reader.read_chunk(pool, chunk, layer)
+            _attend_chunk(chunk, queries, whole.to(query_nope.dtype), output[chunk.tokens])
         return output.view(output.shape[0], -1)
 
 
@@ -180,6 +190,36 @@ def _decode_mask(plan: CpuLatentPlan, tile: DecodeTile, queries: _Queries, rows:
     return mask.unsqueeze(1).to(queries.nope.dtype)
 
 
+def _attend_chunk(chunk: LatentChunk, queries: _Queries, rows: Tensor, output: Tensor) -> None:
+    """A prefill chunk over the rows [kv_len, D] of its sequence, into [n, H, dv]."""
+    selection = queries.selection
+    if selection is None or chunk.kv_len <= selection.top_k:
+        _attend_piece(chunk, queries, rows, None, output)
+        return
+    for piece in chunk.pieces(max(1, _MASK_ELEMENTS // chunk.kv_len)):
+        positions = torch.arange(piece.kv_len)
+        mask = selection_mask(
+            selection.query[piece.tokens].unsqueeze(0),
+            selection.weights[piece.tokens].unsqueeze(0),
+            rows[None, : piece.kv_len, queries.key_width :],
+            (positions <= positions[piece.prefix_len :].unsqueeze(1)).unsqueeze(0),
+            selection.top_k,
+        )
+        part = output[piece.start - chunk.start : piece.stop - chunk.start]
+        _attend_piece(piece, queries, rows[: piece.kv_len], mask.unsqueeze(1).to(rows.dtype), part)
+
+
+def _attend_piece(chunk: LatentChunk, queries: _Queries, rows: Tensor, mask: Tensor | None, output: Tensor) -> None:
+    """A chunk under a mask [1, 1, n, kv_len], or plain causality."""
+    if not _expanding_pays(chunk, queries):
+        output.copy_(_absorbed(chunk, queries, rows, mask))
+        return
+    heads_at_once = max(1, _EXPANDED_ELEMENTS // (rows.shape[0] * 2 * queries.head_width))
+    for first in range(0, output.shape[1], heads_at_once):
+        heads = slice(first, min(first + heads_at_once, output.shape[1]))
+        output[:, heads] = _expanded(chunk, queries, rows, mask, heads)
+
+
 def _expanding_pays(chunk: LatentChunk, queries: _Queries) -> bool:
     """Whether making every head's keys and values costs fewer multiplications than scores over whole rows."""
     projection, length, rope_dim = queries.projection, chunk.stop - chunk.start, queries.rope.shape[2]
@@ -190,47 +230,43 @@ def _expanding_pays(chunk: LatentChunk, queries: _Queries) -> bool:
     return expanded < absorbed
 
 
-def _absorbed(chunk: LatentChunk, queries: _Queries, rows: Tensor) -> Tensor:
-    """Queries of a chunk over the rows [kv_len, D] of its sequence: [n, H, dv]."""
+def _absorbed(chunk: LatentChunk, queries: _Queries, rows: Tensor, mask: Tensor | None) -> Tensor:
+    """[n, H, dv] by queries that meet the rows as they are."""
     query = queries.absorbed(chunk.start, chunk.stop).transpose(0, 1).unsqueeze(0)
     keys = rows[:, : queries.key_width].expand(1, queries.projection.num_heads, -1, -1)
-    mixed = _attend_chunk(chunk, queries, rows, query, keys, keys)
+    mixed = _attend_past(chunk, queries.scale, query, keys, keys, mask)
     return queries.values_of(mixed[..., : queries.projection.latent_dim])
 
 
-def _expanded(chunk: LatentChunk, queries: _Queries, rows: Tensor) -> Tensor:
-    """As ``_absorbed``, with a key and a value for every head and position."""
+def _expanded(chunk: LatentChunk, queries: _Queries, rows: Tensor, mask: Tensor | None, heads: slice) -> Tensor:
+    """[n, heads, dv] by a key and a value for every position and each of these heads."""
     projection = queries.projection
-    nope_dim, latent_dim = projection.nope_dim, projection.latent_dim
-    heads = torch.mm(rows[:, :latent_dim], projection.weight.t()).view(rows.shape[0], projection.num_heads, -1)
-    shared = rows[:, None, latent_dim : queries.key_width].expand(-1, projection.num_heads, -1)
-    keys = torch.cat([heads[..., :nope_dim], shared], -1)
-    span = slice(chunk.start, chunk.stop)
-    query = torch.cat([queries.nope[span], queries.rope[span]], -1)
-    width = max(keys.shape[-1], projection.value_dim)  # the kernel wants one width; zeros change nothing
-    query, keys, values = (functional.pad(x, (0, width - x.shape[-1])) for x in (query, keys, heads[..., nope_dim:]))
-    by_head = (x.transpose(0, 1).unsqueeze(0) for x in (query, keys, values))
-    return _attend_chunk(chunk, queries, rows, *by_head)[..., : projection.value_dim]
+    nope_dim, latent_dim, num_heads = projection.nope_dim, projection.latent_dim, heads.stop - heads.start
+    weight = projection.weight.view(projection.num_heads, -1, latent_dim)[heads].flatten(0, 1)
+    both = torch.mm(rows[:, :latent_dim], weight.t()).view(rows.shape[0], num_heads, -1)
+    shared = rows[:, None, latent_dim : queries.key_width].expand(-1, num_heads, -1)
+    keys = torch.cat([both[..., :nope_dim], shared], -1)
+    query = torch.cat([queries.nope[chunk.tokens, heads], queries.rope[chunk.tokens, heads]], -1)
+    # The kernel wants one width; zeros change nothing.
+    padded = (functional.pad(x, (0, queries.head_width - x.shape[-1])) for x in (query, keys, both[..., nope_dim:]))
+    query, keys, values = (x.transpose(0, 1).unsqueeze(0) for x in padded)
+    return _attend_past(chunk, queries.scale, query, keys, values, mask)[..., : projection.value_dim]
 
 
-def _attend_chunk(
-    chunk: LatentChunk, queries: _Queries, rows: Tensor, query: Tensor, keys: Tensor, values: Tensor
+def _attend_past(
+    chunk: LatentChunk, scale: float, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """[1, H, n, D] queries at the end of [1, H, kv_len, D] keys -> [n, H, D]."""
-    selection = queries.selection
-    mask: Tensor | None
-    if selection is not None and chunk.kv_len > selection.top_k:
-        span = slice(chunk.start, chunk.stop)
-        mask = selection_mask(
-            selection.query[span].unsqueeze(0),
-            selection.weights[span].unsqueeze(0),
-            rows[None, :, queries.key_width :],
-            chunk.visible().unsqueeze(0),
-            selection.top_k,
-        ).unsqueeze(1)
-    else:
-        mask = chunk.mask()
+    """[1, H, n, D] queries at the end of [1, H, kv_len, D] keys -> [n, H, D].
+
+    Without a mask the prefix, which all queries see, and the chunk itself are attended to apart: a mask over both
+    would have an element for every pair.
+    """
+    prefix = chunk.prefix_len
     if mask is not None:
-        mask = mask.to(query.dtype)
-    mixed, _ = attend(query, keys, values, scale=queries.scale, mask=mask, causal=mask is None)
+        mixed, _ = attend(query, keys, values, scale=scale, mask=mask)
+    else:
+        mixed, log_sum = attend(query, keys[:, :, prefix:], values[:, :, prefix:], scale=scale, causal=True)
+        if prefix:
+            before, before_log_sum = attend(query, keys[:, :, :prefix], values[:, :, :prefix], scale=scale)
+            mixed = join(mixed, log_sum, before, before_log_sum)
     return mixed[0].transpose(0, 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, KVGeometry
 from sglang_lite.adapters.cpu.paged_decode import TILE_BYTES
-from sglang_lite.adapters.cpu.softmax_attention import MASKED, length_mask
+from sglang_lite.adapters.cpu.softmax_attention import length_mask
 
 _SORTED_SAVING = 0.85
 """Rows are handled in order of length when that reads at most this share of what plan order would."""
@@ -45,7 +45,7 @@ class DecodeTile:
         return self.masks[dtype]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LatentChunk:
     """One prefill chunk.
 
@@ -59,29 +59,25 @@ class LatentChunk:
     stop: int
     kv_len: int
     pages: Tensor
-    _visible: Tensor | None = None
-    _mask: Tensor | None = None
 
     @property
     def prefix_len(self) -> int:
         """Tokens of the sequence before this chunk."""
         return self.kv_len - (self.stop - self.start)
 
-    def visible(self) -> Tensor:
-        """bool[queries, kv_len]: keys at or before each query."""
-        if self._visible is None:
-            positions = torch.arange(self.kv_len)
-            self._visible = positions <= positions[self.prefix_len :].unsqueeze(1)
-        return self._visible
+    @property
+    def tokens(self) -> slice:
+        """The chunk's tokens in the step."""
+        return slice(self.start, self.stop)
 
-    def mask(self) -> Tensor | None:
-        """float32[1, 1, queries, kv_len]; None without a prefix, where plain causality says it all."""
-        if not self.prefix_len:
-            return None
-        if self._mask is None:
-            visible = self.visible()
-            self._mask = torch.zeros(visible.shape).masked_fill_(~visible, MASKED).view(1, 1, *visible.shape)
-        return self._mask
+    def pieces(self, most_queries: int) -> list[LatentChunk]:
+        """The chunk cut after every ``most_queries`` tokens; each piece has those before it as its prefix."""
+        ends = [*range(self.start + most_queries, self.stop, most_queries), self.stop]
+        starts = [self.start, *ends[:-1]]
+        return [
+            LatentChunk(start, end, self.kv_len - (self.stop - end), self.pages)
+            for start, end in zip(starts, ends, strict=True)
+        ]
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ class Indexer:
         key_norm_weight, key_norm_bias: [di] of the layer norm over index keys.
     """
 
-    __slots__ = ("_key_norm", "_key_proj", "_last", "_ops", "_query_proj", "_shape", "_weight_proj")
+    __slots__ = ("_key_norm", "_key_proj", "_ops", "_query_proj", "_shape", "_weight_proj")
 
     def __init__(
         self,
@@ -66,7 +66,6 @@ class Indexer:
         self._key_proj = key_proj
         self._weight_proj = weight_proj
         self._key_norm = key_norm_weight, key_norm_bias
-        self._last: tuple[Tensor, KeySelection] | None = None
 
     def __call__(self, x: Tensor, compressed_query: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, KeySelection]:
         """See ``KeyIndexer``."""
@@ -77,7 +76,21 @@ class Indexer:
         key = functional.layer_norm(self._key_proj(x), (shape.head_dim,), *self._key_norm, _NORM_EPS).unsqueeze(1)
         query, key = rotate(query, key, cos, sin)
         weights = self._weight_proj(x).float() * (shape.num_heads * shape.head_dim) ** -0.5
-        self._last = key.squeeze(1), KeySelection(query, weights, shape.top_k)
+        return key.squeeze(1), KeySelection(query, weights, shape.top_k)
+
+
+class RememberingIndexer:
+    """An indexer whose latest choice the layers behind it use too."""
+
+    __slots__ = ("_indexer", "_last")
+
+    def __init__(self, indexer: Indexer) -> None:
+        self._indexer = indexer
+        self._last: tuple[Tensor, KeySelection] | None = None
+
+    def __call__(self, x: Tensor, compressed_query: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, KeySelection]:
+        """See ``KeyIndexer``."""
+        self._last = self._indexer(x, compressed_query, cos, sin)
         return self._last
 
     def last(self) -> tuple[Tensor, KeySelection]:
@@ -92,7 +105,7 @@ class SharedIndexer:
 
     __slots__ = ("_owner",)
 
-    def __init__(self, owner: Indexer) -> None:
+    def __init__(self, owner: RememberingIndexer) -> None:
         self._owner = owner
 
     def __call__(self, x: Tensor, compressed_query: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, KeySelection]:

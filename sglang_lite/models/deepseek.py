@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_lite.adapters.base import Operations
 from sglang_lite.layers.feed_forward import FeedForward
-from sglang_lite.layers.key_indexer import Indexer, KeyIndexer, SharedIndexer
+from sglang_lite.layers.key_indexer import KeyIndexer, RememberingIndexer, SharedIndexer
 from sglang_lite.layers.latent_attention import LatentAttention
 from sglang_lite.models.decoder_loader import LayerLoader
 from sglang_lite.models.deepseek_config import details_of
@@ -27,7 +27,7 @@ class _Blocks:
     def __init__(self, description: ModelDescription) -> None:
         self._latent = details_of(description).latent
         self._moe = details_of(description).moe
-        self._last_indexer: Indexer | None = None
+        self._shared: RememberingIndexer | None = None
 
     def __call__(self, loader: LayerLoader, layer: int) -> tuple[LatentAttention, FeedForward]:
         """Attention and feed-forward block of a layer."""
@@ -53,7 +53,9 @@ class _Blocks:
         index = self._latent.indexer
         if index is None:
             return None
-        if self._last_indexer is not None and not index.owners[layer]:
-            return SharedIndexer(self._last_indexer)
-        self._last_indexer = load_indexer(loader.reader, loader.linears, loader.ops, layer_prefix(layer), self._latent)
-        return self._last_indexer
+        if self._shared is not None and not index.owners[layer]:
+            return SharedIndexer(self._shared)
+        indexer = load_indexer(loader.reader, loader.linears, loader.ops, layer_prefix(layer), self._latent)
+        is_shared = not all(index.owners[layer + 1 : layer + 2])
+        self._shared = RememberingIndexer(indexer) if is_shared else None
+        return self._shared or indexer

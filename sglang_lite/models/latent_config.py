@@ -123,6 +123,9 @@ def read_latent(
 def read_indexer(config: ConfigReader, num_layers: int, *, is_interleaved: bool) -> IndexerDescription:
     """The indexer of a sparse-attention model.
 
+    Args:
+        is_interleaved: how index keys rotate where the configuration does not say.
+
     Raises:
         StartupError: an extent is absent or wrong, or the first layer has no indexer.
     """
@@ -133,7 +136,7 @@ def read_indexer(config: ConfigReader, num_layers: int, *, is_interleaved: bool)
         num_heads=config.integer("index_n_heads"),
         head_dim=config.integer("index_head_dim"),
         top_k=config.integer("index_topk"),
-        is_interleaved=is_interleaved,
+        is_interleaved=config.boolean("indexer_rope_interleave", is_interleaved),
         owners=owners,
     )
 

@@ -131,6 +131,17 @@ class TestEqualsThePlainForm:
 
 @pytest.mark.parametrize("expand", [True, False])
 @pytest.mark.parametrize("index", [0, 8])
+def test_heads_and_queries_that_take_turns(expand: bool, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two heads expanded at a time, and a choice of keys made for a few queries at a time."""
+    monkeypatch.setattr(latent_attention, "_expanding_pays", lambda *_: expand)
+    monkeypatch.setattr(latent_attention, "_EXPANDED_ELEMENTS", 2 * 30 * 2 * (NOPE + ROPE))
+    monkeypatch.setattr(latent_attention, "_MASK_ELEMENTS", 150)
+    world = World(4, index=index)
+    world.check(world.step([], [(0, 30), (17, 13), (2, 28)]))
+
+
+@pytest.mark.parametrize("expand", [True, False])
+@pytest.mark.parametrize("index", [0, 8])
 def test_absorbed_and_expanded_chunks_are_the_same(expand: bool, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latent_attention, "_expanding_pays", lambda *_: expand)
     world = World(4, index=index)

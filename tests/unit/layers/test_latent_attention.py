@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, KVGeometry, Operations, PackedLinear
 from sglang_lite.adapters.cpu import CpuOperations
-from sglang_lite.layers.key_indexer import Indexer, IndexerShape, SharedIndexer
+from sglang_lite.layers.key_indexer import Indexer, IndexerShape, RememberingIndexer, SharedIndexer
 from sglang_lite.layers.latent_attention import CompressedQuery, DirectQuery, LatentAttention, LatentShape
 from tests.support.reference_operations import ReferenceOperations
 
@@ -140,7 +140,7 @@ def test_a_choice_of_more_keys_than_there_are_changes_nothing_and_a_smaller_one_
 
 def test_a_layer_without_an_indexer_keeps_the_choice_of_the_one_before() -> None:
     ops = CpuOperations(measure=False)
-    owner = make_indexer(ops, top_k=4)
+    owner = RememberingIndexer(make_indexer(ops, top_k=4))
     sharer = SharedIndexer(owner)
     x, compressed = torch.randn(TOKENS, HIDDEN), torch.randn(TOKENS, RANK)
     with pytest.raises(RuntimeError, match="has not run"):
