@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from sglang_lite import startup
 from sglang_lite.config import ServerConfig
+from sglang_lite.engine.adapter_registry import AdapterRegistry, LoadedAdapter
 from sglang_lite.engine.batching import Submission, build_columns
 from sglang_lite.engine.client import FRONT, EngineClient, EngineDeadError
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
@@ -25,6 +26,7 @@ from sglang_lite.engine.transport import FRONT_SHIFT
 from sglang_lite.frontend.output import OutputProcessor, SequenceState, abort_reason
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
+from sglang_lite.models.adapter_settings import NamedAdapter, adapter_settings
 from sglang_lite.models.description import ModelDescription, read_description
 from sglang_lite.types import OutputColumns, RequestError
 
@@ -45,6 +47,7 @@ class _LiveRequest:
     request: GenerateRequest
     state: SequenceState | None = None
     aborted: bool = False
+    adapter: LoadedAdapter | None = None
 
 
 class AsyncEngine:
@@ -74,6 +77,7 @@ class AsyncEngine:
         self._client = client
         self._pool = TokenizationPool(tokenizer) if tokenizer is not None else None
         self._processor = OutputProcessor(tokenizer, stream_interval=config.stream_interval)
+        self.adapters = AdapterRegistry(adapter_settings(config))
         self._live: dict[str, _LiveRequest] = {}
         self._unsent: list[Submission] = []
         self._keys = itertools.count((FRONT << FRONT_SHIFT) + 1)
@@ -155,6 +159,8 @@ class AsyncEngine:
         self._check_serving()
         live = self._register(request)
         try:
+            if request.adapter is not None:
+                live.adapter = self.adapters.acquire(request.adapter)
             token_ids = await self._token_ids(request)
             self._check_serving()
             state = live.state = self._submit(live, token_ids)
@@ -192,6 +198,42 @@ class AsyncEngine:
         """Empty the prefix cache; False when requests are still there after ``timeout`` seconds."""
         self._send_unsent()
         return await self._client.flush(timeout)
+
+    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
+        """Load a low-rank adapter; requests may use it from then on.
+
+        Args:
+            name: what requests call it.
+            path: directory with adapter_config.json and adapter_model.safetensors, on the engine's machine.
+            pinned: kept for information; an adapter stays until it is unloaded in any case.
+
+        Raises:
+            RequestError: the name is taken, there is no room, or the adapter cannot be used; the message says why.
+        """
+        self._check_serving()
+        adapter = self.adapters.reserve(NamedAdapter(name=name, path=path, pinned=pinned))
+        try:
+            await self._client.load_adapter(adapter.slot, path)
+        except BaseException:
+            self.adapters.forget(adapter)
+            raise
+        adapter.ready = True
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a low-rank adapter once the requests that use it have ended; no new one can use it meanwhile.
+
+        Raises:
+            RequestError: there is no such adapter.
+        """
+        adapter = self.adapters.retire(name)
+        try:
+            await adapter.unused.wait()
+            self._send_unsent()
+            await self._client.unload_adapter(adapter.slot)
+        except BaseException:
+            adapter.ready = True  # it is still where it was
+            raise
+        self.adapters.forget(adapter)
 
     async def loads(self) -> LoadSnapshot:
         """The load now."""
@@ -268,7 +310,7 @@ class AsyncEngine:
             return state
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._send_unsent)
-        self._unsent.append(Submission(key, request, prompt))
+        self._unsent.append(Submission(key, request, prompt, live.adapter))
         return state
 
     def _send_unsent(self) -> None:
@@ -304,11 +346,13 @@ class AsyncEngine:
         """The reader is done with a request, or has gone away."""
         del self._live[live.request.request_id]
         state = live.state
-        if state is None:
-            return
-        self._processor.remove(state.key)
-        if state.finish_reason is None:
-            self._abort_keys([state.key])
+        if state is not None:
+            self._processor.remove(state.key)
+            if state.finish_reason is None:
+                self._abort_keys([state.key])
+        if live.adapter is not None:
+            # After the abort: whoever waits to unload the adapter sends that behind it.
+            self.adapters.release(live.adapter)
 
     def take_output(self, columns: OutputColumns) -> None:
         """Called by the client with the rows of a step."""

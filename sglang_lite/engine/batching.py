@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_lite.engine.adapter_registry import LoadedAdapter
 from sglang_lite.engine.limits import PreparedPrompt
 from sglang_lite.frontend.request import GenerateRequest
-from sglang_lite.types import EMPTY_EXTRAS, NO_SEED, RequestColumns, RequestExtras, RequestFlags
+from sglang_lite.types import EMPTY_EXTRAS, NO_ADAPTER, NO_SEED, RequestColumns, RequestExtras, RequestFlags
 
 
 @dataclass(slots=True, frozen=True)
@@ -19,6 +20,7 @@ class Submission:
     key: int
     request: GenerateRequest
     prompt: PreparedPrompt
+    adapter: LoadedAdapter | None = None
 
 
 def build_columns(submissions: Sequence[Submission], default_timeout: float = 0.0) -> RequestColumns:
@@ -31,8 +33,8 @@ def build_columns(submissions: Sequence[Submission], default_timeout: float = 0.
     sampling = [request.sampling for request in requests]
     prompts = [submission.prompt for submission in submissions]
     extras = {}
-    for index, request in enumerate(requests):
-        extra = _extras(request)
+    for index, submission in enumerate(submissions):
+        extra = _extras(submission.request, submission.adapter)
         if extra != EMPTY_EXTRAS:
             extras[index] = extra
     return RequestColumns(
@@ -58,11 +60,12 @@ def build_columns(submissions: Sequence[Submission], default_timeout: float = 0.
     )
 
 
-def _extras(request: GenerateRequest) -> RequestExtras:
+def _extras(request: GenerateRequest, adapter: LoadedAdapter | None) -> RequestExtras:
     return RequestExtras(
         stop_token_ids=() if request.sampling.ignore_eos else request.sampling.stop_token_ids,
         logit_bias=request.sampling.logit_bias or None,
-        namespace=request.namespace,
+        namespace=request.namespace if adapter is None else adapter.namespace + request.namespace,
+        adapter_slot=NO_ADAPTER if adapter is None else adapter.slot,
         token_ids_logprob=request.token_ids_logprob if request.return_logprob else (),
     )
 

@@ -29,6 +29,7 @@ from sglang_lite.engine.messages import (
     Finish,
     Flush,
     Load,
+    LoadAdapter,
     Pause,
     PauseMode,
     Ping,
@@ -38,6 +39,7 @@ from sglang_lite.engine.messages import (
     Reply,
     Resume,
     Shutdown,
+    UnloadAdapter,
 )
 from sglang_lite.engine.transport import HIGH_WATER_MARK
 from sglang_lite.types import Int64Array, OutputColumns, RequestColumns, RequestError, StartupError
@@ -49,6 +51,9 @@ CALL_TIMEOUT = 30.0
 
 PAUSE_TIMEOUT = 600.0
 """Seconds a pause may take: it is answered when the steps in flight are done, or the watchdog has ended the core."""
+
+ADAPTER_TIMEOUT = 600.0
+"""Seconds that loading an adapter may take: its file may lie on a slow disk."""
 
 RETRY_SECONDS = 0.005
 """Pause before commands that met a full socket queue are offered again."""
@@ -178,6 +183,26 @@ class EngineClient:
     async def ping(self, timeout: float = CALL_TIMEOUT) -> None:
         """Return once the core's loop has answered."""
         await self._call(lambda call: encode_control(Ping(FRONT, call)), timeout)
+
+    async def load_adapter(self, slot: int, path: str) -> None:
+        """Put an adapter into a slot.
+
+        Raises:
+            RequestError: the engine cannot read or use it; the message says why.
+        """
+        reply = await self._call(lambda call: encode_control(LoadAdapter(FRONT, call, slot, path)), ADAPTER_TIMEOUT)
+        if not reply.ok:
+            raise RequestError(reply.message, field="lora_path")
+
+    async def unload_adapter(self, slot: int) -> None:
+        """Empty a slot that no request uses.
+
+        Raises:
+            RequestError: the engine could not.
+        """
+        reply = await self._call(lambda call: encode_control(UnloadAdapter(FRONT, call, slot)), ADAPTER_TIMEOUT)
+        if not reply.ok:
+            raise RequestError(reply.message, status=500)
 
     async def load(self) -> LoadSnapshot:
         """The core's load now."""

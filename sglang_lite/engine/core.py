@@ -6,16 +6,30 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import assert_never
 
 from sglang_lite.engine.frames import Command, Keys
 from sglang_lite.engine.load import LoadMeter
-from sglang_lite.engine.messages import Abort, AbortAll, Flush, Load, Pause, Ping, QueryLoad, Reply, Resume, Shutdown
+from sglang_lite.engine.messages import (
+    Abort,
+    AbortAll,
+    Flush,
+    Load,
+    LoadAdapter,
+    Pause,
+    Ping,
+    QueryLoad,
+    Reply,
+    Resume,
+    Shutdown,
+    UnloadAdapter,
+)
 from sglang_lite.engine.transport import Transport
-from sglang_lite.execution.base import ExecutionError, Executor, InterruptibleExecutor
+from sglang_lite.execution.base import AdaptingExecutor, ExecutionError, Executor, InterruptibleExecutor
 from sglang_lite.scheduler.scheduler import Scheduler
-from sglang_lite.types import OutputColumns, RequestColumns
+from sglang_lite.types import OutputColumns, RequestColumns, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +77,14 @@ class EngineCore:
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
+        self._adapting = executor if isinstance(executor, AdaptingExecutor) else None
         self._interruptible = executor if isinstance(executor, InterruptibleExecutor) else None
         self._transport = transport
         self._depth = depth
         self._clock = clock
         self._submitted: deque[int] = deque()
         self._flushes: list[_PendingFlush] = []
+        self._adapter_changes: list[tuple[LoadAdapter | UnloadAdapter, Future[None]]] = []
         self._pauses: list[Pause] = []
         self._meter = LoadMeter(clock(), scheduler.config.max_running_requests)
         self._busy = False
@@ -100,6 +116,8 @@ class EngineCore:
             self._confirm_pauses()
         if self._flushes:
             self._try_flushes()
+        if self._adapter_changes:
+            self._confirm_adapters()
         if self._meter.due(self._clock()):
             self._transport.send(self._measure(call=0))
 
@@ -154,7 +172,7 @@ class EngineCore:
         now = self._clock()
         moments = [flush.deadline for flush in self._flushes]
         moments += [moment for moment in (self._scheduler.next_deadline(), self._meter.next_due) if moment is not None]
-        if self._scheduler.has_work or self._flushes:
+        if self._scheduler.has_work or self._flushes or self._adapter_changes:
             moments.append(now + STALLED_WAIT)
         return max(SHORTEST_WAIT, min(moments) - now) if moments else None
 
@@ -194,10 +212,34 @@ class EngineCore:
                 self._transport.send(self._measure(command.call), command.front)
             case Ping():
                 self._reply(command)
+            case LoadAdapter() | UnloadAdapter():
+                self._change_adapter(command)
             case Shutdown():
                 self._running = False
             case _:
                 assert_never(command)
+
+    def _change_adapter(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Start loading or unloading; the answer follows when it is done."""
+        if self._adapting is None:
+            self._reply(command, ok=False, message="this engine takes no adapters")
+        elif isinstance(command, LoadAdapter):
+            self._adapter_changes.append((command, self._adapting.load_adapter(command.slot, command.path)))
+        else:
+            self._adapter_changes.append((command, self._adapting.unload_adapter(command.slot)))
+
+    def _confirm_adapters(self) -> None:
+        """Answer the changes of adapters that are done."""
+        pending = []
+        for command, future in self._adapter_changes:
+            if not future.done():
+                pending.append((command, future))
+                continue
+            error = future.exception()
+            if error is not None and not isinstance(error, StartupError):
+                logger.error("adapter in slot %d: %s: %s", command.slot, type(error).__name__, error)
+            self._reply(command, ok=error is None, message="" if error is None else str(error))
+        self._adapter_changes = pending
 
     def _confirm_pauses(self) -> None:
         """Answer the pauses: with nothing in flight no token follows, and the pages of a retraction are free."""
@@ -232,9 +274,14 @@ class EngineCore:
         return Load(call, self._meter.measure(self._scheduler.stats(), self._clock()))
 
     def _reply(
-        self, header: Abort | AbortAll | Flush | Pause | Resume | Ping, *, ok: bool = True, count: int = 0
+        self,
+        header: Abort | AbortAll | Flush | Pause | Resume | Ping | LoadAdapter | UnloadAdapter,
+        *,
+        ok: bool = True,
+        count: int = 0,
+        message: str = "",
     ) -> None:
-        self._transport.send(Reply(header.call, ok, count), header.front)
+        self._transport.send(Reply(header.call, ok, count, message), header.front)
 
     def _send(self, columns: OutputColumns) -> None:
         if len(columns) or columns.logprobs:

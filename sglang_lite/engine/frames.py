@@ -24,6 +24,7 @@ from sglang_lite.engine.messages import (
     Finish,
     Flush,
     Load,
+    LoadAdapter,
     Output,
     Pause,
     Ping,
@@ -33,6 +34,7 @@ from sglang_lite.engine.messages import (
     Reply,
     Resume,
     Shutdown,
+    UnloadAdapter,
 )
 from sglang_lite.types import Int64Array, LogprobRecord, OutputColumns, RequestColumns
 
@@ -95,7 +97,7 @@ class Keys:
     keys: Int64Array
 
 
-ControlCommand = AbortAll | Flush | Pause | Resume | QueryLoad | Ping | Shutdown
+ControlCommand = AbortAll | Flush | Pause | Resume | QueryLoad | Ping | LoadAdapter | UnloadAdapter | Shutdown
 Command = RequestColumns | Keys | ControlCommand
 ControlEvent = Reply | Load | Progress | Ready | Failure
 Event = OutputColumns | ControlEvent

@@ -82,6 +82,23 @@ class Ping(_Header, frozen=True, tag="ping"):
     call: int
 
 
+class LoadAdapter(_Header, frozen=True, tag="load_adapter"):
+    """Read a low-rank adapter and put it into a slot that no request uses."""
+
+    front: int
+    call: int
+    slot: int
+    path: str
+
+
+class UnloadAdapter(_Header, frozen=True, tag="unload_adapter"):
+    """Empty a slot that no request uses any more."""
+
+    front: int
+    call: int
+    slot: int
+
+
 class Shutdown(_Header, frozen=True, tag="shutdown"):
     """Leave the loop; requests still live are dropped."""
 
@@ -100,11 +117,12 @@ class Output(_Header, frozen=True, tag="output"):
 
 
 class Reply(_Header, frozen=True, tag="reply"):
-    """Answer to a control call."""
+    """Answer to a control call; ``message`` says why it failed where that can be said."""
 
     call: int
     ok: bool = True
     count: int = 0
+    message: str = ""
 
 
 class Load(_Header, frozen=True, tag="load"):
@@ -134,5 +152,18 @@ class Failure(_Header, frozen=True, tag="failure"):
     startup: bool
 
 
-CommandHeader = Admit | Abort | AbortAll | Finish | Flush | Pause | Resume | QueryLoad | Ping | Shutdown
+CommandHeader = (
+    Admit
+    | Abort
+    | AbortAll
+    | Finish
+    | Flush
+    | Pause
+    | Resume
+    | QueryLoad
+    | Ping
+    | LoadAdapter
+    | UnloadAdapter
+    | Shutdown
+)
 EventHeader = Output | Reply | Load | Progress | Ready | Failure

@@ -18,6 +18,7 @@ import numpy as np
 
 from sglang_lite import startup
 from sglang_lite.config import ServerConfig
+from sglang_lite.engine.adapter_registry import AdapterRegistry, LoadedAdapter
 from sglang_lite.engine.batching import Submission, build_columns
 from sglang_lite.engine.build import build_core_parts
 from sglang_lite.engine.core import EngineCore
@@ -25,13 +26,14 @@ from sglang_lite.engine.frames import ControlEvent, Keys
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.limits import PreparedPrompt, prepare_prompt
 from sglang_lite.engine.local import LocalTransport
-from sglang_lite.engine.messages import Abort, Finish, Flush, Load, QueryLoad, Reply
+from sglang_lite.engine.messages import Abort, Finish, Flush, Load, LoadAdapter, QueryLoad, Reply, UnloadAdapter
 from sglang_lite.engine.offline_requests import CallOptions, SamplingInput, build_requests
 from sglang_lite.engine.parts import Build
 from sglang_lite.engine.result import ResultOptions, generation_result, result_options
 from sglang_lite.frontend.output import OutputProcessor, SequenceState
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
+from sglang_lite.models.adapter_settings import NamedAdapter, adapter_settings
 from sglang_lite.types import OutputColumns, RequestError, StartupError
 
 Result = dict[str, Any]
@@ -47,6 +49,7 @@ class _Sequence:
     request: GenerateRequest
     state: SequenceState
     options: ResultOptions
+    adapter: LoadedAdapter | None = None
 
 
 @dataclass(slots=True)
@@ -93,6 +96,8 @@ class Engine:
         self._mailbox = _Mailbox()
         self._transport = LocalTransport(self._take_output, self._mailbox.put)
         self._core = EngineCore(parts.scheduler, parts.executor, self._transport, depth=parts.depth)
+        self.adapters = AdapterRegistry(adapter_settings(self.config))
+        self._counting = threading.Lock()
         self._news: set[int] = set()
         self._keys = itertools.count(1)
         self._calls = itertools.count(1)
@@ -118,6 +123,7 @@ class Engine:
         top_logprobs_num: int = 0,
         token_ids_logprob: Sequence[int] | None = None,
         return_text_in_logprobs: bool = False,
+        lora_path: str | Sequence[str | None] | None = None,
         stream: bool = False,
     ) -> Any:
         """Generate from one prompt or many.
@@ -126,6 +132,7 @@ class Engine:
             prompt: a text or a list of texts.
             sampling_params: SGLang's sampling parameters: one mapping for all prompts, or one for each.
             input_ids: token ids instead of ``prompt``: one list or a list of lists.
+            lora_path: name of a loaded adapter for all prompts, or one (or None) for each.
             stream: return an iterator of cumulative results instead; for a batch each has an ``index``.
 
         Returns:
@@ -144,6 +151,7 @@ class Engine:
             logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num,
             token_ids_logprob=tuple(token_ids_logprob or ()),
+            lora_path=lora_path,
         )
         requests, is_batch = build_requests(prompt, input_ids, options)
         sequences = self._submit(requests, return_text_in_logprobs)
@@ -151,6 +159,48 @@ class Engine:
             return self._stream(sequences, is_batch)
         results = self._collect(sequences)
         return results if is_batch else results[0]
+
+    def load_lora_adapter(self, lora_name: str, lora_path: str) -> None:
+        """Load a low-rank adapter that requests may use from then on as ``lora_path=lora_name``.
+
+        Args:
+            lora_path: directory with adapter_config.json and adapter_model.safetensors.
+
+        Raises:
+            RequestError: the name is taken, there is no room, or the adapter cannot be used.
+        """
+        self._check_open()
+        with self._counting:
+            adapter = self.adapters.reserve(NamedAdapter(name=lora_name, path=lora_path))
+        try:
+            self._change_adapter(LoadAdapter(0, next(self._calls), adapter.slot, lora_path))
+        except BaseException:
+            self.adapters.forget(adapter)
+            raise
+        adapter.ready = True
+
+    def unload_lora_adapter(self, lora_name: str) -> None:
+        """Unload a low-rank adapter.
+
+        Raises:
+            RequestError: there is no such adapter, or sequences that use it are still open.
+        """
+        self._check_open()
+        with self._counting:
+            adapter = self.adapters.retire(lora_name)
+            if adapter.users:
+                adapter.ready = True
+                raise RequestError(
+                    f"adapter {lora_name!r} is used by {adapter.users} open sequences; finish them first",
+                    field="lora_name",
+                )
+        self._change_adapter(UnloadAdapter(0, next(self._calls), adapter.slot))
+        self.adapters.forget(adapter)
+
+    def _change_adapter(self, command: LoadAdapter | UnloadAdapter) -> None:
+        reply = self._control(command)
+        if isinstance(reply, Reply) and not reply.ok:
+            raise RequestError(reply.message, field="lora_path")
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache; False while requests run."""
@@ -188,8 +238,13 @@ class Engine:
                 )
                 state = self._processor.add(next(self._keys), request, len(prompt.token_ids), time.time())
                 sequences.append(_Sequence(request, state, options))
+                if request.adapter is not None:
+                    with self._counting:
+                        sequences[-1].adapter = self.adapters.acquire(request.adapter)
             pairs = zip(sequences, prompts, strict=True)
-            submissions = [Submission(sequence.state.key, sequence.request, prompt) for sequence, prompt in pairs]
+            submissions = [
+                Submission(sequence.state.key, sequence.request, prompt, sequence.adapter) for sequence, prompt in pairs
+            ]
             columns = build_columns(submissions)
         except (RequestError, OverflowError, TypeError, ValueError):
             self._forget(sequences)
@@ -246,7 +301,7 @@ class Engine:
             patience = self._core.patience()
             self._core.step(WAIT_SECONDS if patience is None else min(patience, WAIT_SECONDS))
 
-    def _control(self, command: Flush | QueryLoad) -> Reply | Load:
+    def _control(self, command: Flush | QueryLoad | LoadAdapter | UnloadAdapter) -> Reply | Load:
         self._check_open()
         self._transport.put(command)
         with self._stepping:
@@ -256,9 +311,11 @@ class Engine:
 
     def _release(self, sequences: Sequence[_Sequence]) -> None:
         running = [s.state.key for s in sequences if s.state.finish_reason is None]
+        if running and not self._closed:
+            # Before the adapters are released: whoever unloads one sends that behind it.
+            self._transport.put(Keys(Abort(0, 0), np.array(running, np.int64)))
         self._forget(sequences)
         if running and not self._closed:
-            self._transport.put(Keys(Abort(0, 0), np.array(running, np.int64)))
             with self._stepping:
                 self._core.step(0.0)
 
@@ -266,6 +323,10 @@ class Engine:
         for sequence in sequences:
             self._processor.remove(sequence.state.key)
             self._news.discard(sequence.state.key)
+            if sequence.adapter is not None:
+                with self._counting:
+                    self.adapters.release(sequence.adapter)
+                sequence.adapter = None
 
     def _take_output(self, columns: OutputColumns) -> None:
         """Called by the core within ``step``."""

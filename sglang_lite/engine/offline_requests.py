@@ -23,6 +23,7 @@ class CallOptions:
 
     Attributes:
         sampling: one mapping for all prompts or one for each, under SGLang's names.
+        lora_path: name of the adapter of all prompts, or one name (or None) for each.
         defaults: parameters that a prompt's mapping leaves out.
         vocab_size: of the model, for checks of token ids.
     """
@@ -35,6 +36,7 @@ class CallOptions:
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
     token_ids_logprob: tuple[int, ...] = ()
+    lora_path: str | Sequence[str | None] | None = None
 
 
 def build_requests(
@@ -50,14 +52,16 @@ def build_requests(
     prompts, is_batch = _prompts(prompt, input_ids, options.vocab_size)
     samplings = list(_samplings(options, len(prompts)))
     requests = [
-        _request(source, params, options)
-        for source, params in zip(prompts, samplings, strict=True)
+        _request(source, params, adapter, options)
+        for source, params, adapter in zip(prompts, samplings, _adapters(options, len(prompts)), strict=True)
         for _ in range(params.n)
     ]
     return requests, is_batch or any(params.n > 1 for params in samplings)
 
 
-def _request(source: str | list[int], params: SamplingParams, options: CallOptions) -> GenerateRequest:
+def _request(
+    source: str | list[int], params: SamplingParams, adapter: str | None, options: CallOptions
+) -> GenerateRequest:
     return GenerateRequest(
         request_id=_IDS.make(time.time_ns()),
         text=source if isinstance(source, str) else None,
@@ -68,6 +72,7 @@ def _request(source: str | list[int], params: SamplingParams, options: CallOptio
         logprob_start_len=options.logprob_start_len,
         top_logprobs_num=options.top_logprobs_num,
         token_ids_logprob=options.token_ids_logprob,
+        adapter=adapter,
     )
 
 
@@ -87,6 +92,18 @@ def _prompts(
     if ids and not isinstance(ids[0], int):
         return [parse_token_ids(list(item), vocab_size=vocab_size) for item in ids], True
     return [parse_token_ids(ids, vocab_size=vocab_size)], False
+
+
+def _adapters(options: CallOptions, count: int) -> list[str | None]:
+    given = options.lora_path
+    if given is None or isinstance(given, str):
+        return [given] * count
+    if len(given) != count:
+        raise RequestError(
+            f"lora_path is a list of {len(given)} for {count} prompts; pass one name or one for each",
+            field="lora_path",
+        )
+    return list(given)
 
 
 def _samplings(options: CallOptions, count: int) -> Iterator[SamplingParams]:

@@ -140,6 +140,14 @@ class ReplicaClient:
         """Return once every core's loop has answered."""
         await self._all(lambda client: client.ping(timeout))
 
+    async def load_adapter(self, slot: int, path: str) -> None:
+        """Put an adapter into the same slot of every core."""
+        await self._all(lambda client: client.load_adapter(slot, path))
+
+    async def unload_adapter(self, slot: int) -> None:
+        """Empty a slot of every core."""
+        await self._all(lambda client: client.unload_adapter(slot))
+
     async def load(self) -> LoadSnapshot:
         """The load of all cores together, now."""
         return merge_loads([load for _, load in await self.loads()])

@@ -19,6 +19,7 @@ class GenerateRequest:
         prompt_field: where the client wrote the prompt, such as ``messages`` or ``text[2]``; error messages name it.
         logprob_start_len: first prompt position to score, -1 for none.
         namespace: prefix-cache name space (``cache_salt`` and ``extra_key``).
+        adapter: name of the low-rank adapter, None for the base model.
         timeout: seconds until the request is ended, None for the server's default.
         replica: the data parallel replica that shall serve it, None for any.
     """
@@ -36,6 +37,7 @@ class GenerateRequest:
     token_ids_logprob: tuple[int, ...] = ()
     priority: int = 0
     namespace: str = ""
+    adapter: str | None = None
     timeout: float | None = None
     replica: int | None = None
 

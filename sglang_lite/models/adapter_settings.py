@@ -9,12 +9,16 @@ from pathlib import Path
 
 from sglang_lite.config import ServerConfig
 from sglang_lite.models.adapter_config import read_adapter_config
+from sglang_lite.models.family import Shapes
 from sglang_lite.types import StartupError
 
 ALL_MODULES = "all"
 """Value of ``--lora-target-modules`` that stands for every projection."""
 
 _FLAG = "--lora-paths"
+
+_MOST_MERGED = 3
+"""Projections in one layer at most (query, key, value): its matrices have the ranks of all."""
 
 _MERGED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Names of merged projections -> the projections of the checkpoint."""
@@ -93,6 +97,18 @@ def adapter_settings(config: ServerConfig) -> AdapterSettings | None:
         target_modules=None if everything else targets,
         adapters=adapters,
     )
+
+
+def adapter_bytes(settings: AdapterSettings, shapes: Shapes, item_bytes: int) -> int:
+    """Memory of the slots of a model with these tensors, at most."""
+    elements = 0
+    for name, shape in shapes.items():
+        module = name.removesuffix(".weight").rpartition(".")[2]
+        is_adapted = len(shape) == 2 and ".experts." not in name and "embed_tokens" not in name
+        if is_adapted and (settings.target_modules is None or module in settings.target_modules):
+            out, inputs = shape
+            elements += inputs + _MOST_MERGED * out
+    return settings.num_slots * settings.max_rank * elements * item_bytes
 
 
 def parse_adapters(items: Sequence[str]) -> tuple[NamedAdapter, ...]:

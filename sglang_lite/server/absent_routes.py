@@ -16,8 +16,7 @@ ADMINISTRATION = (
     "/release_memory_occupation",
     "/resume_memory_occupation",
     "/set_internal_state",
-    "/load_lora_adapter",
-    "/unload_lora_adapter",
+    "/load_lora_adapter_from_tensors",
 )
 """Absent endpoints that need the administrator's key where one is set."""
 

@@ -7,6 +7,7 @@ from aiohttp.typedefs import Middleware
 
 from sglang_lite.observability.metrics import ServerMetrics
 from sglang_lite.server.absent_routes import add_absent_routes
+from sglang_lite.server.adapter_routes import add_adapter_routes
 from sglang_lite.server.auth import auth_middleware
 from sglang_lite.server.bodies import MAX_BODY_BYTES
 from sglang_lite.server.chat_routes import add_chat_routes
@@ -48,6 +49,7 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_info_routes(app)
     add_load_routes(app)
     add_control_routes(app)
+    add_adapter_routes(app)
     add_native_routes(app)
     add_completion_routes(app)
     add_chat_routes(app)

@@ -17,6 +17,8 @@ _ADMIN_OPTIONAL = frozenset(
         "/pause_generation",
         "/continue_generation",
         "/flush_cache",
+        "/load_lora_adapter",
+        "/unload_lora_adapter",
         *ADMINISTRATION,
     }
 )

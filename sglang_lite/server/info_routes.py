@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from sglang_lite.engine.info import LoadSnapshot
+from sglang_lite.server.adapter_routes import adapter_cards
 from sglang_lite.server.context import ServerContext, context_of
 from sglang_lite.server.errors import json_response
 
@@ -38,8 +39,10 @@ def model_card(context: ServerContext) -> dict[str, Any]:
 
 
 async def list_models(request: web.Request) -> web.Response:
-    """The one model."""
-    return json_response({"object": "list", "data": [model_card(context_of(request))]})
+    """The model, and the adapters that are loaded beside it."""
+    context = context_of(request)
+    card = model_card(context)
+    return json_response({"object": "list", "data": [card, *adapter_cards(context, card["created"])]})
 
 
 async def retrieve_model(request: web.Request) -> web.Response:
@@ -47,6 +50,9 @@ async def retrieve_model(request: web.Request) -> web.Response:
     context, name = context_of(request), request.match_info["model"]
     if name in context.accepted_model_names:
         return json_response(model_card(context))
+    for card in adapter_cards(context, int(time.time())):
+        if name == card["id"]:
+            return json_response(card)
     error = {
         "message": f"The model '{name[:200]}' does not exist",
         "type": "invalid_request_error",

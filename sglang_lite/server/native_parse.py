@@ -11,6 +11,7 @@ from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.frontend.request_ids import parse_request_id
 from sglang_lite.frontend.validation import parse_sampling_params, parse_token_ids, parse_token_ids_logprob
 from sglang_lite.server import fields
+from sglang_lite.server.adapter_routes import adapter_names
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.identity import ID_FIELDS
 from sglang_lite.server.sequences import Prompt, check_count, choice_sampling, namespace_of, read_priority
@@ -172,6 +173,7 @@ def _requests(context: ServerContext, batch: _Batch, prompts: list[Prompt], *, s
     _refuse_lists_with_choices(batch, choices)
     ids = _request_ids(context, batch)
     extra_ids = _token_ids_logprob(batch, context.engine.info.vocab_size)
+    adapters = adapter_names(context, batch.body, batch.count)
     rows, priority = batch.rows(_SCALAR_LOGPROB_FIELDS), read_priority(batch.body)
     requests = []
     for item, (prompt, sampling, row) in enumerate(zip(prompts, samplings, rows, strict=True)):
@@ -192,6 +194,7 @@ def _requests(context: ServerContext, batch: _Batch, prompts: list[Prompt], *, s
                     token_ids_logprob=extra_ids[item],
                     priority=priority,
                     namespace=namespace_of(batch.body, item, batch.count),
+                    adapter=adapters[item],
                 )
             )
     return requests

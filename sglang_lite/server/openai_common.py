@@ -10,17 +10,20 @@ from typing import Any
 from sglang_lite.frontend.fields import shorten
 from sglang_lite.frontend.request import FinishReason, GenerationOutput
 from sglang_lite.server import fields
+from sglang_lite.server.adapter_routes import split_model
 from sglang_lite.server.context import ServerContext
 from sglang_lite.types import RequestError
 
 
 def check_model(context: ServerContext, body: dict[str, Any]) -> str:
-    """The served name, when the request asks for it or for nothing in particular.
+    """The served name, when the request asks for it or for nothing in particular; ``base:adapter`` as it came.
 
     Raises:
         RequestError: another model is asked for.
     """
     name = fields.text(body, "model")
+    if name is not None and split_model(context, name)[1] is not None:
+        return name
     if name is not None and name not in context.accepted_model_names:
         raise RequestError(
             f"model {shorten(name)!r} is not served here; this server serves {context.model_name!r}", field="model"

@@ -10,6 +10,7 @@ import msgspec
 from sglang_lite.frontend.fields import read_str
 from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.server import fields
+from sglang_lite.server.adapter_routes import adapter_names
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.identity import Identity
 from sglang_lite.server.unsupported import refuse_constraints, refuse_unsupported, wanted_replica
@@ -105,6 +106,7 @@ def build_sequences(
     replica = wanted_replica(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
     choices = sampling.n
     priority = read_priority(body)
+    adapters = adapter_names(context, body, len(prompts))
     count = check_count(len(prompts), choices, "prompt")
     sequences = []
     for index in range(count):
@@ -123,6 +125,7 @@ def build_sequences(
                 top_logprobs_num=top_logprobs_num,
                 priority=priority,
                 namespace=namespace_of(body, index // choices, len(prompts)),
+                adapter=adapters[index // choices],
                 replica=replica,
             )
         )

@@ -15,7 +15,6 @@ _NOT_SUPPORTED = (
     "image_data",
     "video_data",
     "audio_data",
-    "lora_path",
     "custom_logit_processor",
     "session_id",
     "session_params",

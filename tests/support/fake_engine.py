@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_lite.config import ServerConfig
+from sglang_lite.engine.adapter_registry import AdapterRegistry
 from sglang_lite.engine.info import EngineInfo, KvCacheInfo, LoadSnapshot
 from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput
 from sglang_lite.types import RequestError
@@ -78,6 +79,7 @@ class FakeEngine:
         self.is_alive = True
         self.failure: str | None = None
         self.answers = True
+        self.adapters = AdapterRegistry(None)
         self.load = LoadSnapshot(num_pages=8, page_size=4, free_pages=8, max_running_requests=4)
         self.stats = self.load
         self.script = script

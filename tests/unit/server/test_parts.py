@@ -98,10 +98,10 @@ def test_name_spaces() -> None:
     ("body", "status"),
     [
         ({"bootstrap_room": 0}, 501),
-        ({"lora_path": "a"}, 400),
+        ({"session_id": "a"}, 400),
         ({"image_data": ["x"]}, 400),
         ({"session_params": {}}, 0),
-        ({"lora_path": [None, None], "return_hidden_states": False, "bootstrap_room": [None]}, 0),
+        ({"session_id": [None, None], "return_hidden_states": False, "bootstrap_room": [None]}, 0),
     ],
 )
 def test_unsupported_fields(body: dict[str, Any], status: int) -> None:
