@@ -10,18 +10,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sglang_lite.adapters.base import Operations
+from sglang_lite.models.checkpoint import Checkpoint
 from sglang_lite.models.registry import load_model
 from sglang_lite.types import StartupError
 from tests.support.model_library import Library, full_pass
 from tests.support.paged_runner import PagedRunner
-from tests.support.tiny_checkpoints import CASES, TinyCase, save_checkpoint
+from tests.support.tiny_checkpoints import CASES, save_checkpoint
 
 each_case = pytest.mark.parametrize("case", list(CASES))
 each_operations = pytest.mark.parametrize("operations", ["reference", "cpu"])
-each_page_size = pytest.mark.parametrize("page_size", [1, 4, 16])
+each_page_size = pytest.mark.parametrize(
+    ("operations", "page_size"), [("cpu", 1), ("cpu", 4), ("cpu", 16), ("reference", 4)]
+)
 
 
 def assert_same_logits(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
@@ -41,7 +45,6 @@ def test_one_pass_equals_transformers(library: Library, case: str, operations: s
 
 
 @each_page_size
-@each_operations
 @each_case
 def test_chunks_and_decode_equal_one_pass(library: Library, case: str, operations: str, page_size: int) -> None:
     example = library.example(case)
@@ -53,7 +56,6 @@ def test_chunks_and_decode_equal_one_pass(library: Library, case: str, operation
 
 
 @each_page_size
-@each_operations
 @pytest.mark.parametrize("case", [name for name, case in CASES.items() if not case.recurrent])
 def test_shared_prefix_pages_equal_one_pass(library: Library, case: str, operations: str, page_size: int) -> None:
     """A second sequence starts on pages of the first while the first goes on, and neither disturbs the other."""
@@ -105,24 +107,39 @@ def test_rows_of_a_mixed_step_do_not_mix(library: Library, case: str, operations
 
 
 @each_operations
-@pytest.mark.parametrize("case", ["smollm2", "mistral", "qwen2", "qwen3"])
-def test_bfloat16_is_near_float32(library: Library, case: str, operations: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "has_experts"),
+    [
+        ("smollm2", False),
+        ("mistral", False),
+        ("qwen2", False),
+        ("qwen3", False),
+        ("gemma3_wrapper", False),
+        ("qwen3_moe", True),
+        ("glm4_moe", True),
+        ("gpt_oss_plain_rope", True),
+    ],
+)
+def test_bfloat16_is_near_float32(library: Library, case: str, has_experts: bool, operations: str) -> None:
+    """Rounding may choose another expert for a token now and then, which changes that token's logits."""
     example, ops = library.example(case), library.operations[operations]
     model, _ = load_model(example.directory, ops=ops, dtype=torch.bfloat16)
     runner = PagedRunner(model, ops, page_size=16, dtype=torch.bfloat16)
     [logits] = runner.step([(runner.new_sequence(), example.token_ids)])
     assert logits.dtype == torch.float32
     error = (logits - example.logits).abs()
-    assert 0 < error.mean().item() < 0.05  # logits have a standard deviation of about 1.6
-    assert error.max().item() < 0.5
+    assert 0 < error.mean(-1).median().item() < 0.05  # logits have a standard deviation of about 1.6
+    assert (error.amax(-1) > 0.5).float().mean().item() <= (0.1 if has_experts else 0)
 
 
-def test_sharded_checkpoint_loads_and_a_missing_shard_is_named(tmp_path: Path, library: Library) -> None:
-    case = TinyCase("Qwen3", {"head_dim": 16})
-    oracle = save_checkpoint(case, tmp_path, max_shard_size="40KB")
+@pytest.mark.parametrize("case", ["qwen3", "gpt_oss", "gemma3_wrapper"])
+def test_c954_sharded_checkpoint_loads_and_a_missing_shard_is_named(
+    tmp_path: Path, library: Library, case: str
+) -> None:
+    oracle = save_checkpoint(CASES[case], tmp_path, max_shard_size="60KB")
     shards = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(shards) > 2
-    ops: Operations = library.operations["reference"]
+    ops: Operations = library.operations["cpu"]
     model, _ = load_model(tmp_path, ops=ops)
     runner = PagedRunner(model, ops, page_size=4)
     token_ids = list(range(3, 23))
@@ -134,10 +151,34 @@ def test_sharded_checkpoint_loads_and_a_missing_shard_is_named(tmp_path: Path, l
         load_model(tmp_path, ops=ops)
 
 
-def test_untied_model_without_output_matrix_is_refused(tmp_path: Path, library: Library) -> None:
-    save_checkpoint(CASES["smollm2"], tmp_path)
+@pytest.mark.parametrize("case", ["smollm2", "gemma3"])
+def test_c956_a_tied_model_needs_no_output_matrix_and_an_untied_one_does(
+    tmp_path: Path, library: Library, case: str
+) -> None:
+    """That the tied model is right without the matrix is what the other tests of these cases say."""
+    save_checkpoint(CASES[case], tmp_path)
+    assert "lm_head.weight" not in Checkpoint.open(tmp_path).tensors
     with pytest.raises(StartupError, match=r"missing checkpoint tensor lm_head\.weight"):
-        load_model(tmp_path, ops=library.operations["reference"], overrides={"tie_word_embeddings": False})
+        load_model(tmp_path, ops=library.operations["cpu"], overrides={"tie_word_embeddings": False})
+
+
+def test_an_output_matrix_counts_whatever_a_wrapper_says(tmp_path: Path, library: Library) -> None:
+    """The two configurations of a wrapped model disagree; the matrix in the checkpoint is used."""
+    oracle = save_checkpoint(CASES["gemma3_wrapper"], tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    assert not any("lm_head" in name for name in tensors)
+    matrix = torch.randn(128, 64, generator=torch.Generator().manual_seed(2))
+    save_file(tensors | {"lm_head.weight": matrix}, file, metadata={"format": "pt"})
+    ops = library.operations["cpu"]
+    model, description = load_model(tmp_path, ops=ops)
+    assert not description.tie_word_embeddings
+    runner = PagedRunner(model, ops, page_size=4)
+    token_ids = list(range(3, 23))
+    [logits] = runner.step([(runner.new_sequence(), token_ids)])
+    with torch.no_grad():
+        hidden = oracle.model(input_ids=torch.tensor([token_ids])).last_hidden_state[0]
+    assert_same_logits(logits, hidden @ matrix.T)
 
 
 def test_positions_past_the_models_context_can_be_prepared(library: Library) -> None:
