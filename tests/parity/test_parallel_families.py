@@ -28,6 +28,9 @@ SPLITS = [
     ("gemma3", 2, 1),
     ("deepseek_v2", 2, 1),
     ("deepseek_v3", 2, 2),
+    ("deepseek_v3_yarn", 4, 1),
+    ("deepseek_v32", 2, 1),
+    ("kimi_k25", 2, 1),
     ("glm4_moe_lite", 2, 2),
 ]
 
