@@ -15,6 +15,7 @@ import torch
 from sglang_lite.execution.base import ExecutionError
 from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
+from sglang_lite.types import StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -109,10 +110,10 @@ class TorchExecutor:
     def load_adapter(self, slot: int, directory: str) -> Future[None]:
         """Read an adapter in a thread of its own, then put it into a slot between two plans."""
         future: Future[None] = Future()
-        adapters = self._adapters()
 
         def read() -> None:
             torch.set_num_threads(1)  # counts for this thread, which only copies: no thread pool of its own
+            adapters = self._adapters()
             weights = adapters.read(directory)
             self._plans.put(_Task(lambda: adapters.install(slot, weights), future))
 
@@ -122,13 +123,12 @@ class TorchExecutor:
     def unload_adapter(self, slot: int) -> Future[None]:
         """Empty a slot between two plans."""
         future: Future[None] = Future()
-        adapters = self._adapters()
-        self._plans.put(_Task(lambda: adapters.clear(slot), future))
+        self._plans.put(_Task(lambda: self._adapters().clear(slot), future))
         return future
 
     def _adapters(self) -> ModelAdapters:
         if self._runner.adapters is None:
-            raise RuntimeError("the model was loaded without adapters (--enable-lora)")
+            raise StartupError("the model was loaded without adapters; start the server with --enable-lora")
         return self._runner.adapters
 
     @property
