@@ -85,6 +85,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         computed_prompt_tokens: positions computed by prefill, repeated work after preemptions included.
         prefill_batches, prefill_batch_requests: steps with prefill, and how many requests started in them.
         cpu_seconds: processor time of the core process.
+        drafted_tokens, accepted_tokens, verified_rows: tokens guessed, right guesses, and how often a row verified.
     """
 
     timestamp: float = 0.0
@@ -115,6 +116,9 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     prefill_batch_requests: int = 0
     aborted_requests: int = 0
     failed_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verified_rows: int = 0
     steps: int = 0
     idle_seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -123,6 +127,16 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     def used_tokens(self) -> int:
         """Token slots held by requests or locked for them (not free and not evictable)."""
         return (self.num_pages - self.free_pages - self.evictable_pages) * self.page_size
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens that a row drew in a step that verified guesses, on average; 0 while there was none."""
+        return 1 + self.accepted_tokens / self.verified_rows if self.verified_rows else 0.0
+
+    @property
+    def accept_rate(self) -> float:
+        """Share of the guessed tokens that were right, 0 to 1."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
 
     @property
     def max_total_tokens(self) -> int:

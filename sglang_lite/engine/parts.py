@@ -75,6 +75,7 @@ def make_scheduler(config: ServerConfig, info: EngineInfo) -> Scheduler:
             waiting_timeout=config.request_waiting_timeout or 0.0,
             running_timeout=config.request_running_timeout or 0.0,
             overlap=not config.disable_overlap_schedule,
+            draft_tokens=config.guessed_tokens,
         )
     )
 

@@ -12,6 +12,7 @@ from sglang_lite.execution.logprobs import LogprobScorer
 from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.recurrent_state import RecurrentStatePool
 from sglang_lite.execution.sampler import Sampler
+from sglang_lite.execution.verification import Verification, verification_of
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup
 from sglang_lite.models.base import CausalLanguageModel, RecurrentLanguageModel
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
@@ -77,10 +78,31 @@ class ModelRunner:
         if len(plan.sample_index) == 0:
             tokens = np.empty(0, dtype=np.int32)
             return StepOutput(plan.step, tokens, self._scorer.score(plan, hidden, None, tokens))
+        if plan.draft_lens is not None:
+            return self._verify(plan, hidden, verification_of(plan, plan.draft_lens))
         logits = self._model.logits(self._sampling_hidden(plan, hidden))
         raw_logits = self._scorer.keep_raw(plan, logits)
         tokens = self._sample(plan, logits)
         return StepOutput(plan.step, tokens, self._scorer.score(plan, hidden, raw_logits, tokens))
+
+    def _verify(self, plan: StepPlan, hidden: Tensor, draws: Verification) -> StepOutput:
+        """Draw a token for each token fed and keep what confirms the guesses."""
+        logits = self._model.logits(hidden.index_select(0, torch.from_numpy(draws.tokens)))
+        first = torch.from_numpy(draws.starts)  # rows with scores have one draw
+        raw_logits = self._scorer.keep_raw(plan, logits.index_select(0, first)) if plan.logprobs else None
+        if self._parallel.rank == 0:
+            drawn = self._sampler.sample(
+                logits, draws.columns, draws.rows, draws.generated, draws.suppressed, plan.resumed
+            )
+        else:
+            drawn = torch.empty(len(draws.tokens), dtype=torch.int64, device=logits.device)
+        drawn = self._parallel.broadcast(drawn)
+        tokens, counts = draws.accept(plan, drawn.int().cpu().numpy())
+        newest = torch.from_numpy(tokens[np.cumsum(counts) - 1].astype(np.int64))
+        rows = torch.from_numpy(plan.rows[plan.sample_index]).long()
+        self._last_token.index_copy_(0, rows, newest.clamp(min=0))
+        scored = self._scorer.score(plan, hidden, raw_logits, drawn[first].int().cpu().numpy())
+        return StepOutput(plan.step, tokens, scored, counts)
 
     def _forward(self, plan: StepPlan, positions: Tensor, attention_plan: AttentionPlan) -> Tensor:
         ids = self._input_ids(plan)

@@ -53,6 +53,7 @@ class _PlanHeader(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     step: int
     num_decode: int
     shapes: list[tuple[int, ...]]
+    has_drafts: bool = False
     scores: list[_Scores] = []
 
 
@@ -78,7 +79,10 @@ def encode_plan(plan: StepPlan) -> PlanFrame:
         )
         for request in plan.logprobs
     ]
-    header = _PlanHeader(plan.step, plan.num_decode, [array.shape for array in arrays], scores)
+    drafts = plan.draft_lens
+    header = _PlanHeader(plan.step, plan.num_decode, [array.shape for array in arrays], drafts is not None, scores)
+    if drafts is not None:
+        arrays.append(np.ascontiguousarray(drafts, np.int32))
     arrays += [np.ascontiguousarray(request.prompt_token_ids, np.int32) for request in plan.logprobs]
     return [msgspec.msgpack.encode(header), b"".join([array.tobytes() for array in arrays])]
 
@@ -104,6 +108,8 @@ def decode_plan(frame: Sequence[bytes]) -> StepPlan | None:
         raise PlanFrameError(f"plan frame of {len(frame)} parts and {len(header.shapes)} arrays")
     reader = _BufferReader(bytearray(frame[1]))  # writable, as tensors over it have to be
     arrays = {name: reader.take(dtype, shape) for (name, dtype), shape in zip(_ARRAYS, header.shapes, strict=True)}
+    count = len(arrays["sample_index"])
+    draft_lens = reader.take(np.dtype(np.int32), (count,)) if header.has_drafts else None
     logprobs = [
         LogprobRequest(
             row_index=score.row_index,
@@ -125,6 +131,7 @@ def decode_plan(frame: Sequence[bytes]) -> StepPlan | None:
         suppressed={},
         resumed={},
         logprobs=logprobs,
+        draft_lens=draft_lens,
         **arrays,
     )
 

@@ -46,6 +46,12 @@ class LoadLike(Protocol):
     @property
     def evicted_tokens(self) -> int: ...
     @property
+    def accept_length(self) -> float: ...
+    @property
+    def accept_rate(self) -> float: ...
+    @property
+    def verified_rows(self) -> int: ...
+    @property
     def idle_seconds(self) -> float: ...
     @property
     def cpu_seconds(self) -> float: ...
@@ -159,6 +165,11 @@ class EngineCollector(Collector):
             ("kv_evictable_tokens", "KV token slots held only by the cache.", load.evictable_pages * load.page_size),
             ("kv_used_tokens", "KV token slots held by requests.", load.used_tokens),
         ]
+        if load.verified_rows:
+            gauges += [
+                ("spec_accept_length", "Tokens a row draws in a step that verifies guesses.", load.accept_length),
+                ("spec_accept_rate", "Share of guessed tokens that were right.", load.accept_rate),
+            ]
         for name, text, value in gauges:
             yield self._gauge(name, text, value, replica)
 
@@ -169,6 +180,8 @@ class EngineCollector(Collector):
             ("scheduler_idle_seconds", "Seconds the engine core waited for work.", load.idle_seconds),
             ("scheduler_process_cpu_seconds", "Processor seconds of the engine core.", load.cpu_seconds),
         ]
+        if load.verified_rows:
+            counters.append(("spec_verify_calls", "Rows that verified guesses, added up.", load.verified_rows))
         for name, text, value in counters:
             yield self._counter(name, text, value, replica)
         names, values = self._labels(replica)

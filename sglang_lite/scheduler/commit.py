@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from sglang_lite.scheduler import lifecycle
+from sglang_lite.scheduler.finish import finish_codes
 from sglang_lite.scheduler.logprobs import logprob_records
-from sglang_lite.scheduler.outputs import NO_TOKEN, Outbox, concatenate_outputs
+from sglang_lite.scheduler.outputs import Outbox, concatenate_outputs
 from sglang_lite.scheduler.plan import StepOutput
 from sglang_lite.scheduler.request import Request, RequestState
-from sglang_lite.scheduler.sampling import SampleSet
 from sglang_lite.scheduler.state import Chunk, InFlight, SchedulerState
-from sglang_lite.types import FinishCode, Int32Array, OutputColumns, UInt8Array
-
-NAN_MESSAGE = "NaN happened: the logits of this request were not finite"
+from sglang_lite.scheduler.verified import commit_verified, ending_requests
+from sglang_lite.types import FinishCode, Int32Array, OutputColumns
 
 
 def commit(state: SchedulerState, output: StepOutput) -> OutputColumns:
@@ -26,10 +24,13 @@ def commit(state: SchedulerState, output: StepOutput) -> OutputColumns:
         ValueError: the output is not that plan's.
     """
     in_flight = _take_oldest(state, output.step)
-    if len(output.tokens) != len(in_flight.sample.rows):
+    if len(output.tokens if output.counts is None else output.counts) != len(in_flight.sample.rows):
         raise ValueError(f"step {output.step}: {len(output.tokens)} tokens for {len(in_flight.sample.rows)} rows")
     records = logprob_records(state, in_flight, output)
-    columns, ending = _commit_tokens(state, in_flight, output.tokens)
+    if output.counts is None:
+        columns, ending = _commit_tokens(state, in_flight, output.tokens)
+    else:
+        columns, ending = commit_verified(state, in_flight, output.tokens, output.counts)
     columns.logprobs = records
     prefill_only = _commit_chunks(state, in_flight.chunks)
     for request, code in ending:
@@ -68,7 +69,7 @@ def _commit_tokens(
     """Store the tokens and find the rows that end. The ends themselves come after the chunks are committed."""
     sample, table = in_flight.sample, state.table
     kv_lens = in_flight.kv_lens
-    codes, matched = _finish_codes(state, sample, in_flight.plan.generated, tokens)
+    codes, matched = finish_codes(state, sample, in_flight.plan.generated, tokens)
     live = table.live.take(sample.rows)
     keys, cached, retractions = sample.keys, sample.cached_tokens, sample.retractions
     rows, base = sample.rows, sample.base
@@ -79,56 +80,7 @@ def _commit_tokens(
     table.length[rows] = kv_lens + np.int32(1)
     state.counters.generated_tokens += len(tokens)
     columns = OutputColumns(keys, tokens, codes, matched, cached, retractions)
-    ending: list[tuple[Request, FinishCode]] = []
-    if codes.any():
-        for index in np.flatnonzero(codes).tolist():
-            request = table.requests[rows[index]]
-            assert request is not None
-            code = FinishCode(int(codes[index]))
-            ending.append((request, code))
-            if code == FinishCode.ERROR:
-                columns.messages[request.key] = NAN_MESSAGE
-    return columns, ending
-
-
-def _finish_codes(
-    state: SchedulerState, sample: SampleSet, generated: Int32Array, tokens: Int32Array
-) -> tuple[UInt8Array, Int32Array]:
-    """``FinishCode`` (uint8[S]) and matched stop token (int32[S]) of every row.
-
-    An end token that is also the last token allowed counts as a stop, as in SGLang.
-    """
-    codes: UInt8Array = np.zeros(len(tokens), dtype=np.uint8)
-    matched: Int32Array = np.full(len(tokens), NO_TOKEN, dtype=np.int32)
-    codes[generated >= sample.max_new_tokens - np.int32(1)] = FinishCode.LENGTH
-    stops = _stop_hits(state, sample, tokens)
-    if stops is not None:
-        codes[stops] = FinishCode.STOP_TOKEN
-        matched[stops] = tokens[stops]
-    bad = tokens < 0
-    if bad.any():
-        codes[bad] = FinishCode.ERROR
-        matched[bad] = NO_TOKEN
-    return codes, matched
-
-
-def _stop_hits(state: SchedulerState, sample: SampleSet, tokens: Int32Array) -> npt.NDArray[np.bool_] | None:
-    """bool[S]: the token is an end token of the model or of the request; None when there is none."""
-    hits: npt.NDArray[np.bool_] | None = None
-    for end_token in state.config.eos_token_ids:
-        equal = tokens == end_token
-        hits = equal if hits is None else hits | equal
-    if hits is not None:
-        hits = hits & sample.checks_eos if hits.any() else None
-    positions = sample.stop_positions
-    if len(positions):
-        own = (sample.stop_matrix == tokens[positions][:, None]).any(axis=1)
-        for position, ids in sample.many_stops.items():
-            own[np.searchsorted(positions, position)] = int(tokens[position]) in ids
-        if own.any():
-            hits = np.zeros(len(tokens), dtype=np.bool_) if hits is None else hits
-            hits[positions[own]] = True
-    return hits
+    return columns, ending_requests(state, columns, rows) if codes.any() else []
 
 
 def _commit_chunks(state: SchedulerState, chunks: list[Chunk]) -> OutputColumns:

@@ -36,6 +36,8 @@ class SchedulerConfig:
         waiting_timeout: seconds a request may wait before it first runs; 0 for no limit.
         running_timeout: seconds from the first chunk to the end; 0 for no limit.
         overlap: plan one step ahead of the tokens (two uncommitted plans instead of one).
+        draft_tokens: tokens guessed for a row and verified in one step, at most; 0 guesses nothing. Guesses are made
+            of the tokens so far, so it needs ``overlap`` off.
         free_page_watermark: share of the pool that ``maintain`` keeps free.
     """
 
@@ -57,6 +59,7 @@ class SchedulerConfig:
     waiting_timeout: float = 0.0
     running_timeout: float = 0.0
     overlap: bool = True
+    draft_tokens: int = 0
     free_page_watermark: float = 0.03
 
     def __post_init__(self) -> None:
@@ -68,6 +71,11 @@ class SchedulerConfig:
             value = getattr(self, name)
             if not value >= 0:
                 raise ValueError(f"{name} is {value}; it must be 0 or more")
+        if self.draft_tokens < 0 or (self.draft_tokens and self.overlap):
+            raise ValueError(
+                f"draft_tokens is {self.draft_tokens} with overlap {self.overlap}: it must be 0 or more, and guesses "
+                f"need overlap off"
+            )
         if self.policy not in ("fcfs", "lpm", "priority"):
             raise ValueError(f"policy is {self.policy!r}; allowed are fcfs, lpm and priority")
         if not 0 <= self.free_page_watermark < 1:

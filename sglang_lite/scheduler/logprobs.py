@@ -60,7 +60,9 @@ def logprob_records(state: SchedulerState, in_flight: InFlight, output: StepOutp
             records.append(_record(request.key, True, wanted.prompt_token_ids, scores, 0, count))
         if wanted.output:
             position = int(np.searchsorted(in_flight.plan.sample_index, wanted.row_index))
-            token = output.tokens[position : position + 1]
+            # A row with scores draws one token, whatever the others draw.
+            start = position if output.counts is None else int(output.counts[:position].sum())
+            token = output.tokens[start : start + 1]
             if token[0] >= 0:
                 records.append(_record(request.key, False, token, scores, count, count + 1))
     return records

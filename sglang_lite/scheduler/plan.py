@@ -76,7 +76,8 @@ class StepPlan:
 
     Attributes:
         step: running number of the plan, from 0.
-        num_decode: the first ``num_decode`` rows feed one token each; the rest are prefill chunks.
+        num_decode: the first ``num_decode`` rows feed one token each; the rest are prefill chunks, behind the rows
+            that verify guesses, if there are any: like chunks these feed several tokens of a sequence with a past.
         rows: int32[B], row of the request table (stable while the request is running); index into ``last_token``.
         query_lens: int32[B], tokens fed by each row.
         input_ids: int32[T]; ``FROM_DEVICE`` for decode rows.
@@ -96,6 +97,9 @@ class StepPlan:
             on its first step and after a preemption (empty array for a fresh one).
         page_copies: int32[C, 2], (source page, destination page): copy before the pass (copy-on-write).
         logprobs: what to score; usually empty.
+        draft_lens: int32[S], guessed tokens that each sampling row feeds behind its newest one (the last entries of
+            its input ids); None when nobody guesses. Such a row draws a token for each token fed, as long as the
+            draws confirm the guesses.
         adapter_slots: int32[B], slot of each row's low-rank adapter or ``NO_ADAPTER``; None when no row has one.
     """
 
@@ -116,6 +120,7 @@ class StepPlan:
     page_copies: Int32Array
     logprobs: list[LogprobRequest]
     adapter_slots: Int32Array | None = None
+    draft_lens: Int32Array | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -140,10 +145,13 @@ class StepOutput:
 
     Attributes:
         step: the plan's number.
-        tokens: int32[S], one per ``sample_index`` entry; -1 marks a row whose logits were not finite.
+        tokens: int32[S], one per ``sample_index`` entry; -1 marks a row whose logits were not finite. With ``counts``,
+            int32[sum(counts)], the tokens of one entry after the other.
+        counts: int32[S], tokens drawn for each entry, None for one each.
         scored: one entry per ``plan.logprobs`` entry.
     """
 
     step: int
     tokens: Int32Array
     scored: list[ScoredPositions]
+    counts: Int32Array | None = None

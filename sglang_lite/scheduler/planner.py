@@ -8,6 +8,7 @@ import numpy as np
 
 from sglang_lite.scheduler import lifecycle
 from sglang_lite.scheduler.decode import DecodeStep
+from sglang_lite.scheduler.drafting import DraftStep
 from sglang_lite.scheduler.logprobs import logprob_requests
 from sglang_lite.scheduler.plan import StepPlan
 from sglang_lite.scheduler.prefill import select_chunks
@@ -76,6 +77,7 @@ class Planner:
     def _assemble(self, decode: DecodeStep, chunks: list[Chunk], copies: list[tuple[int, int]]) -> InFlight:
         state = self._state
         count = len(decode.rows)
+        drafts = decode.drafts if isinstance(decode, DraftStep) and decode.drafts.lens.any() else None
         sampling_chunks = [(count + index, chunk) for index, chunk in enumerate(chunks) if chunk.samples]
         columns = self._rows.columns(decode, chunks)
         if not sampling_chunks:
@@ -84,7 +86,7 @@ class Planner:
         else:
             index = np.array([position for position, _ in sampling_chunks], dtype=np.int32)
             sample_index = np.concatenate((self._rows.positions[:count], index))
-            sample_lens = columns.kv_lens[sample_index]
+            sample_lens = np.concatenate((decode.kv_lens, columns.kv_lens[index]))
             outputs = [chunk.stop - chunk.request.prompt_length for _, chunk in sampling_chunks]
             generated = np.concatenate((decode.generated, np.array(outputs, dtype=np.int32)))
             sample_rows = np.concatenate(
@@ -94,7 +96,7 @@ class Planner:
         logprobs, scored = logprob_requests(state, count, chunks, sample, sampling_chunks)
         plan = StepPlan(
             step=state.next_step,
-            num_decode=count,
+            num_decode=count if drafts is None else drafts.num_plain,
             rows=columns.rows,
             query_lens=columns.query_lens,
             input_ids=columns.input_ids,
@@ -109,6 +111,7 @@ class Planner:
             resumed=_resumed(state, sampling_chunks),
             page_copies=np.array(copies, dtype=np.int32) if copies else _NO_COPIES,
             logprobs=logprobs,
+            draft_lens=None if drafts is None else _with_zeros(drafts.lens, len(sampling_chunks)),
             adapter_slots=state.table.adapter_slot[columns.rows] if state.table.num_adapted else None,
         )
         return InFlight(plan, sample, sample_lens, chunks, scored)
@@ -152,6 +155,10 @@ class Planner:
         counters.decode_steps += bool(len(decode.rows))
         counters.prefill_batches += bool(chunks)
         counters.computed_prompt_tokens += sum(chunk.stop - chunk.start for chunk in chunks)
+
+
+def _with_zeros(column: Int32Array, count: int) -> Int32Array:
+    return np.concatenate((column, np.zeros(count, dtype=np.int32))) if count else column
 
 
 def _suppressed(sample: SampleSet, generated: Int32Array) -> dict[int, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_lite.scheduler.decode import DecodeStep, PlanBuffers
+from sglang_lite.scheduler.drafting import DraftStep
 from sglang_lite.scheduler.plan import FROM_DEVICE
 from sglang_lite.scheduler.state import Chunk, SchedulerState
 from sglang_lite.types import Int32Array, Int64Array
@@ -50,6 +51,17 @@ class RowAssembler:
     def columns(self, decode: DecodeStep, chunks: list[Chunk]) -> RowColumns:
         """Columns of the decode rows and the chunks."""
         count = len(decode.rows)
+        if isinstance(decode, DraftStep):
+            drafted = RowColumns(
+                rows=decode.rows,
+                query_lens=decode.drafts.lens + self._ones[:count],
+                kv_lens=decode.kv_lens + decode.drafts.lens,
+                page_table=decode.page_table,
+                input_ids=decode.drafts.input_ids,
+                positions=decode.drafts.positions,
+                slots=decode.drafts.slots,
+            )
+            return self._with_chunks(drafted, chunks) if chunks else drafted
         only_decode = RowColumns(
             rows=decode.rows,
             query_lens=self._ones[:count],

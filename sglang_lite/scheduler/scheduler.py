@@ -174,6 +174,9 @@ class Scheduler:
             decode_steps=counters.decode_steps,
             steps=counters.steps,
             failed_steps=counters.failed_steps,
+            drafted_tokens=counters.drafted_tokens,
+            accepted_tokens=counters.accepted_tokens,
+            verified_rows=counters.verified_rows,
             finished_requests={code.name.lower(): counters.finished[code] for code in FinishCode if code},
             paused=state.paused or "",
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sglang_lite.scheduler.config import PauseMode, SchedulerConfig
 from sglang_lite.scheduler.deadlines import Deadlines
 from sglang_lite.scheduler.decode import DecodeBatch
+from sglang_lite.scheduler.drafting import DraftingBatch
 from sglang_lite.scheduler.outputs import Outbox
 from sglang_lite.scheduler.pages import RequestPages
 from sglang_lite.scheduler.plan import StepPlan
@@ -96,12 +97,16 @@ class SchedulerState:
     def create(cls, config: SchedulerConfig) -> SchedulerState:
         """An empty state for these limits."""
         table = RequestTable(config.max_running_requests, config.context_length, config.page_size)
+        pages = RequestPages(config, table)
+        decode = DecodeBatch(table, config.page_size)
+        if config.draft_tokens:
+            decode = DraftingBatch(table, pages, config.page_size, config.draft_tokens)
         return cls(
             config=config,
             table=table,
-            pages=RequestPages(config, table),
+            pages=pages,
             queue=WaitingQueue(config),
-            decode=DecodeBatch(table, config.page_size),
+            decode=decode,
             in_progress=PrefillsInProgress(config.page_size, enabled=config.enable_radix_cache),
         )
 

@@ -25,6 +25,9 @@ class Counters:
     decode_steps: int = 0
     steps: int = 0
     failed_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verified_rows: int = 0
     finished: list[int] = field(default_factory=lambda: [0] * len(FinishCode))
 
 
@@ -45,6 +48,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
         evicted_tokens: cached tokens given up.
         prefill_batches, prefill_batch_requests: plans with prefill chunks, and how many requests started in them.
         decode_steps, steps, failed_steps: plans with decode rows, all plans, plans that the executor failed.
+        drafted_tokens, accepted_tokens, verified_rows: tokens guessed, how many of them were right, and how often a
+            row verified guesses.
         finished_requests: ended requests by ``FinishCode`` name in lower case.
         paused: mode of the pause, "" while running.
     """
@@ -74,5 +79,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     decode_steps: int
     steps: int
     failed_steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+    verified_rows: int
     finished_requests: dict[str, int]
     paused: str = ""

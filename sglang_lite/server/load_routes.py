@@ -16,7 +16,7 @@ from sglang_lite.server.info_routes import package_version
 from sglang_lite.types import RequestError
 
 _SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues")
-_PREFIXES = {"memory": "sglang_memory_", "queues": "sglang_queues_"}
+_PREFIXES = {"memory": "sglang_memory_", "queues": "sglang_queues_", "speculative": "sglang_spec_"}
 
 
 def core_section(load: LoadSnapshot, rank: int = 0) -> dict[str, Any]:
@@ -87,6 +87,8 @@ def _load_entry(load: LoadSnapshot, rank: int, info: EngineInfo, sections: set[s
         entry = core_section(load, rank)
     if "memory" in sections:
         entry["memory"] = _memory_section(load, info)
+    if "spec" in sections and load.verified_rows:
+        entry["speculative"] = {"accept_length": load.accept_length, "accept_rate": load.accept_rate}
     if "queues" in sections:
         entry["queues"] = _queues_section(load)
     return entry
