@@ -58,6 +58,14 @@ def test_defaults() -> None:
         (["--json-model-override-args={}"], "json_model_override_args", {}),
         (["--device", "cuda:1"], "device", "cuda"),
         (["--enable-metrics", "--no-enable-metrics"], "enable_metrics", False),
+        (["--lora-paths", "/a", "b=/b"], "lora_paths", ["/a", "b=/b"]),
+        (
+            ["--lora-paths", '{"lora_name": "a", "lora_path": "/a b"}'],
+            "lora_paths",
+            ['{"lora_name": "a", "lora_path": "/a b"}'],
+        ),
+        (["--lora-paths"], "lora_paths", []),
+        (["--lora-target-modules", "q_proj", "all"], "lora_target_modules", ["q_proj", "all"]),
     ],
 )
 def test_command_line(arguments: list[str], field: str, expected: object) -> None:
@@ -92,6 +100,7 @@ def test_first_word_is_the_model_path() -> None:
         (["--runtime-backend", "cuda"], "use --device"),
         (["--kv-cache-num-layers", "4"], "comes from the model definition"),
         (["--quantization", "fp8"], "argument --quantization: not supported by sglang-lite"),
+        (["--lora-target-modules", "q_proj", "x"], "argument --lora-target-modules: invalid choice: 'x'"),
         (["--enable-eplb"], "argument --enable-eplb: not supported by sglang-lite"),
         (["--config", "a", "--config", "b"], "argument --config: given more than once"),
         (["--config", "/nonexistent.yaml"], "argument --config: cannot read /nonexistent.yaml"),
@@ -184,6 +193,18 @@ def test_wrong_files(text: str, message: str, tmp_path: Path, capsys: pytest.Cap
     file = tmp_path / "server.yaml"
     file.write_text(text, encoding="utf-8")
     assert message in refused([*BASE, "--config", str(file)], capsys)
+
+
+def test_several_words_in_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("lora-paths: [a=/a, {lora_name: b, lora_path: /b}]\n", encoding="utf-8")
+    from_file = ["a=/a", '{"lora_name": "b", "lora_path": "/b"}']
+    assert load_config([*BASE, "--config", str(file)]).lora_paths == from_file
+    monkeypatch.setenv("SGLANG_LITE_LORA_PATHS", "a=/a b=/b")
+    assert load_config([*BASE, "--config", str(file)]).lora_paths == ["a=/a", "b=/b"]
+    monkeypatch.setenv("SGLANG_LITE_LORA_PATHS", '["a b=/a b", {"lora_name": "c", "lora_path": "/c"}]')
+    assert load_config(BASE).lora_paths == ["a b=/a b", '{"lora_name": "c", "lora_path": "/c"}']
+    assert load_config([*BASE, "--lora-paths", "x=/x"]).lora_paths == ["x=/x"]
 
 
 def test_files_may_leave_options_empty_and_texts_unquoted(tmp_path: Path) -> None:
