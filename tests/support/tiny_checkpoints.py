@@ -287,6 +287,7 @@ CASES: dict[str, TinyCase] = {
     "deepseek_v3_yarn": TinyCase(
         "DeepseekV3", {**_DEEPSEEK_V3, "rope_parameters": _LATENT_YARN, "attention_bias": True}
     ),
+    "deepseek_v3_dense": TinyCase("DeepseekV3", {**_DEEPSEEK_V3, "first_k_dense_replace": 3}),
     "deepseek_v3_half_rotation": TinyCase("DeepseekV3", {**_DEEPSEEK_V3, "rope_interleave": False, "v_head_dim": 40}),
     "kimi_k2": TinyCase(
         "DeepseekV3",

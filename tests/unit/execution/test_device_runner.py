@@ -11,6 +11,7 @@ import torch
 from sglang_lite.adapters.base import KVGeometry
 from sglang_lite.adapters.cpu import CpuOperations
 from sglang_lite.adapters.cuda.operations import CudaOperations
+from sglang_lite.execution.build import kv_geometry
 from sglang_lite.execution.device_runner import DeviceRunner
 from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.models.registry import load_model
@@ -22,7 +23,7 @@ from tests.support.tiny_checkpoints import CASES, save_checkpoint
 
 PAGE_SIZE, NUM_PAGES, NUM_ROWS, CONTEXT = 4, 64, 12, 64
 PROMPTS = [[5, 9, 33, 71, 12, 90, 41, 8, 77, 23, 6], [3, 14, 15], [92, 65, 35, 89, 79], [1, 61, 80, 33, 98, 8]]
-FAMILIES = ("llama", "mistral", "qwen2_window", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2_window", "qwen3", "deepseek_v3_dense")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -39,8 +40,7 @@ def kernels() -> Iterator[None]:
 
 
 def geometry_of(model: object) -> KVGeometry:
-    layers, heads, width = model.num_layers, model.num_kv_heads, model.head_dim  # type: ignore[attr-defined]
-    return KVGeometry(NUM_PAGES, PAGE_SIZE, layers, heads, width, torch.float32)
+    return kv_geometry(model.kv, NUM_PAGES, PAGE_SIZE, torch.float32)  # type: ignore[attr-defined]
 
 
 def host_runner(checkpoint: str) -> ModelRunner:
