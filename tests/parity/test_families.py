@@ -6,6 +6,7 @@ A row of ``CASES`` is all that a further family needs.
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,23 @@ def test_an_output_matrix_counts_whatever_a_wrapper_says(tmp_path: Path, library
     with torch.no_grad():
         hidden = oracle.model(input_ids=torch.tensor([token_ids])).last_hidden_state[0]
     assert_same_logits(logits, hidden @ matrix.T)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_both_spellings_of_a_wrapped_decoder(tmp_path: Path, library: Library, prefix: str) -> None:
+    example = library.example("gemma3_wrapper")
+    save_checkpoint(CASES["gemma3_wrapper"], tmp_path)
+    file = tmp_path / "model.safetensors"
+    renamed = {
+        re.sub(r"^(model\.language_model|language_model\.model)\.", prefix, name): tensor
+        for name, tensor in load_file(file).items()
+    }
+    assert f"{prefix}embed_tokens.weight" in renamed
+    save_file(renamed, file, metadata={"format": "pt"})
+    ops = library.operations["cpu"]
+    runner = PagedRunner(load_model(tmp_path, ops=ops)[0], ops, page_size=4)
+    [logits] = runner.step([(runner.new_sequence(), example.token_ids)])
+    assert_same_logits(logits, example.logits)
 
 
 def test_positions_past_the_models_context_can_be_prepared(library: Library) -> None:

@@ -1,4 +1,4 @@
-"""Configurations as they are published: what is read of them, and as many parameters as the models are known to have."""
+"""Configurations as they are published, and as many parameters as the models are known to have."""
 
 from __future__ import annotations
 
