@@ -107,3 +107,16 @@ def test_required_tensors_are_checked_by_name_shape_and_type(tmp_path: Path) -> 
         checkpoint.require({"a": (3, 2)})
     with pytest.raises(StartupError, match="tensor packed has dtype I8"):
         checkpoint.require({"packed": (4,)})
+
+
+def test_tensors_under_other_names_are_still_found_in_their_files(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "model.safetensors", {"inner.a": ONES, "b": ONES})
+    renamed = Checkpoint.open(tmp_path).renamed(lambda name: name.removeprefix("inner."))
+    renamed.require({"a": (2, 3), "b": (2, 3)})
+    assert renamed.tensors["a"].name == "inner.a"
+
+
+def test_two_spellings_of_one_tensor_are_refused(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "model.safetensors", {"inner.a": ONES, "a": ONES})
+    with pytest.raises(StartupError, match=r"tensors (inner\.)?a and (inner\.)?a .* are spellings of one tensor, a;"):
+        Checkpoint.open(tmp_path).renamed(lambda name: name.removeprefix("inner."))
