@@ -18,21 +18,27 @@ class CpuAttentionPlan:
     """Indices of one step.
 
     Attributes:
-        write_rows: int64[T] for each layer's keys and values in turn: vectors of the pool that receive them.
+        first_written: tokens before this one reach the pool through the workspace, at the end of the step.
+        write_rows: int64[T - first_written] for each layer's keys and values in turn: vectors of the pool that
+            receive those of the other tokens.
         decode: how the decode rows read, or None without any.
         prefill: the prefill chunks, those behind one prefix together.
     """
 
-    __slots__ = ("decode", "num_decode", "prefill", "write_rows")
+    __slots__ = ("decode", "first_written", "num_decode", "prefill", "write_rows")
 
     def __init__(
         self,
-        write_rows: Tensor,
+        pool_rows: Tensor,
         num_decode: int,
         decode: PagedDecode | WorkspaceDecode | None,
         prefill: list[PrefillGroup],
     ) -> None:
-        self.write_rows = write_rows.flatten(0, 1).unbind(0)  # all views in one call
+        self.first_written = 0
+        if isinstance(decode, WorkspaceDecode) and decode.keeps_all:
+            self.first_written = num_decode
+            decode.pool_rows = pool_rows[:, :, :num_decode]
+        self.write_rows = pool_rows[:, :, self.first_written :].flatten(0, 1).unbind(0)  # all views in one call
         self.num_decode = num_decode
         self.decode = decode
         self.prefill = prefill
@@ -112,12 +118,15 @@ class CpuAttention:
             return self.run(query, key, value, pool, layer, plan, scale, window).to(wide)
         reader = self._reader
         num_tokens, num_heads, head_dim = query.shape
-        vectors = reader.vectors(pool)
-        vectors.index_copy_(0, plan.write_rows[2 * layer], key.reshape(num_tokens, -1))
-        vectors.index_copy_(0, plan.write_rows[2 * layer + 1], value.reshape(num_tokens, -1))
-        n = plan.num_decode
+        n, first = plan.num_decode, plan.first_written
+        if first < num_tokens:
+            vectors, num_written = reader.vectors(pool), num_tokens - first
+            vectors.index_copy_(0, plan.write_rows[2 * layer], key[first:].reshape(num_written, -1))
+            vectors.index_copy_(0, plan.write_rows[2 * layer + 1], value[first:].reshape(num_written, -1))
         output: Tensor | None = None
         if plan.decode is not None:
+            if n == num_tokens:
+                return self._finish(plan.decode.run(reader, query, key, value, pool, layer, scale, window), layer)
             output = plan.decode.run(reader, query[:n], key[:n], value[:n], pool, layer, scale, window)
         if plan.prefill:
             decoded, output = output, query.new_empty(num_tokens, num_heads, head_dim)
@@ -125,9 +134,13 @@ class CpuAttention:
                 output[:n] = decoded
             for group in plan.prefill:
                 prefill_attention(group, reader, query, key, value, pool, layer, scale, window, output)
-        self._is_unfinished = layer + 1 < reader.geometry.num_layers
         assert output is not None  # a plan has rows
-        return output.view(num_tokens, -1)
+        return self._finish(output, layer)
+
+    def _finish(self, output: Tensor, layer: int) -> Tensor:
+        assert self._reader is not None
+        self._is_unfinished = layer + 1 < self._reader.geometry.num_layers
+        return output.view(output.shape[0], -1)
 
 
 def check_slots(slot_mapping: Tensor, geometry: KVGeometry) -> None:
