@@ -12,6 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sglang_lite.adapters.latent import LatentOperations
+from sglang_lite.adapters.lora import AdapterOperations
+from sglang_lite.adapters.moe import MoEOperations
+from sglang_lite.adapters.quantized import QuantizedOperations
+from sglang_lite.adapters.recurrent import RecurrentOperations
 from sglang_lite.types import Int32Array
 
 
@@ -21,11 +26,16 @@ class OperationInputError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """Shape of the KV pool: page -> layer -> K/V -> token -> head -> element, one contiguous allocation.
+    """Shape of the KV pool: page -> layer -> tensor -> token -> head -> element, one contiguous allocation.
+
+    With two tensors a layer keeps keys and values. With one it keeps a latent row per token (see ``adapters.latent``):
+    one head, whose row is the key and whose first ``latent_width`` elements are the value.
 
     Attributes:
-        num_pages, page_size, num_layers, num_kv_heads, head_dim: extents.
+        num_pages, page_size, num_layers, num_kv_heads, head_dim: extents; ``num_layers`` counts layers that keep KV.
         dtype: element type of the pool.
+        num_tensors: 2 for keys and values, 1 for latent rows.
+        latent_width: elements of a latent row that are its value; 0 with two tensors.
     """
 
     num_pages: int
@@ -34,15 +44,33 @@ class KVGeometry:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    num_tensors: int = 2
+    latent_width: int = 0
+
+    @property
+    def key_width(self) -> int:
+        """Elements of one token's key in one layer, all heads."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Elements of one token's value in one layer, all heads."""
+        return self.latent_width if self.num_tensors == 1 else self.key_width
+
+    @property
+    def pool_shape(self) -> tuple[int, int, int, int, int, int]:
+        """[pages, layers, tensors, page_size, G, D]."""
+        extents = (self.num_pages, self.num_layers, self.num_tensors)
+        return (*extents, self.page_size, self.num_kv_heads, self.head_dim)
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token over all layers, K and V."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of one token over all layers and tensors."""
+        return self.num_layers * self.num_tensors * self.key_width * self.dtype.itemsize
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page over all layers, K and V: one span to register and to send."""
+        """Bytes of one page over all layers and tensors: one span to register and to send."""
         return self.page_size * self.bytes_per_token
 
 
@@ -92,6 +120,21 @@ class Operations(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def latent(self) -> LatentOperations: ...
+
+    @property
+    def lora(self) -> AdapterOperations: ...
+
+    @property
+    def moe(self) -> MoEOperations: ...
+
+    @property
+    def quantized(self) -> QuantizedOperations: ...
+
+    @property
+    def recurrent(self) -> RecurrentOperations: ...
+
     def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> PackedLinear:
         """Take over ``weight`` [out, in] (and ``bias`` [out]); the caller drops its references.
 
@@ -114,8 +157,14 @@ class Operations(Protocol):
         May work in place; use only the returned tensors.
         """
 
+    def rotary_interleaved(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``rotary_neox``, for pairs (2i, 2i + 1): they stay where they are."""
+
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2I] -> [T, I]: silu(first half) * second half."""
+
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2I] -> [T, I]: gelu(first half, tanh approximation) * second half."""
 
     def plan_attention(self, batch: AttentionBatch, geometry: KVGeometry) -> AttentionPlan:
         """Prepare indices, masks and scratch of a step once for all layers."""
@@ -131,11 +180,15 @@ class Operations(Protocol):
         *,
         scale: float,
         sliding_window: int | None,
+        sinks: Tensor | None = None,
+        logit_cap: float | None = None,
     ) -> Tensor:
         """Append key and value to the pool, then attend causally over the paged sequences.
 
         query [T, H, D]; key, value [T, G, D]; pool [pages, layers, 2, page_size, G, D] (written at this layer).
-        ``sliding_window=W``: the query at position i sees keys j with i - W < j <= i. Returns [T, H * D].
+        ``sliding_window=W``: the query at position i sees keys j with i - W < j <= i.
+        ``sinks`` float32[H]: one more logit a head in the softmax's denominator, which contributes no value.
+        ``logit_cap=c``: scaled scores s become c * tanh(s / c) before the softmax. Returns [T, H * D].
         """
 
     def copy_pages(self, pool: Tensor, source: Tensor, destination: Tensor) -> None:

@@ -1,21 +1,45 @@
 """What a device can do, from facts about it, and which device a run uses.
 
-Nothing here imports torch or a GPU wheel until a device other than the host is looked for.
+Facts come from the driver and from package metadata; nothing here imports torch or a GPU wheel. A record answers for
+element types and kinds of attention with supported, unsupported or unknown, and chooses providers by SM version and
+installed wheels only: never by a product's name, never by trying.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
+from sglang_lite.adapters.device_facts import CudaDriver, DeviceFacts, read_driver
+from sglang_lite.adapters.dispatch import KNOWN_SMS, Provider, Refusal, Target, select
+from sglang_lite.adapters.kernel_lines import InstalledKernels, installed_kernels
 from sglang_lite.types import StartupError
 
 PROVIDERS = ("cpu", "cuda")
-"""Devices with operations in this package. ``cuda`` has no executor for models in this release."""
+"""Devices with operations in this package."""
+
+MODEL_EXECUTORS = ("cpu",)
+"""Devices that models run on in this release."""
 
 ACCELERATORS = ("cuda", "rocm", "metal", "musa", "xpu", "npu", "hpu")
 """Devices that ``auto`` may choose from, in this order. The host is not among them: it is only used when named."""
+
+ATTENTION_KINDS = {
+    "prefill": "attention.prefill",
+    "decode": "attention.decode",
+    "sliding window": "attention.window",
+    "logit soft cap": "attention.soft_cap",
+    "sinks": "attention.sinks",
+    "float8 cache": "attention.fp8_cache",
+    "shared-prefix cascade": "attention.cascade",
+    "latent": "latent.attention",
+    "latent with selected rows": "latent.selected",
+}
+"""Kind of attention -> its operation in the dispatch table."""
+
+_SINCE = {"float16": (5, 3), "bfloat16": (8, 0), "float8_e4m3fn": (8, 9), "float4_e2m1fn": (10, 0)}
+"""Element type -> the compute capability from which hardware computes with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +51,115 @@ class Capability:
     float8: bool
 
 
+class Support(StrEnum):
+    """Unknown is an answer of its own: it is neither promised nor refused."""
+
+    SUPPORTED = "supported"
+    UNSUPPORTED = "unsupported"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Whether something is supported, and by what or why not."""
+
+    support: Support
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilityRecord:
+    """What one device with the installed wheels can do.
+
+    Attributes:
+        sm: SM version, None when no device was asked.
+        line: distribution of the installed kernel line, None without one.
+        has_flashinfer: FlashInfer is installed in the version of the dispatch table.
+        dtypes: element type -> answer.
+        attention: kind (``ATTENTION_KINDS``) -> answer, for bfloat16.
+    """
+
+    sm: int | None
+    line: str | None
+    has_flashinfer: bool
+    dtypes: Mapping[str, Answer]
+    attention: Mapping[str, Answer]
+
+    @property
+    def target(self) -> Target:
+        """What ``dispatch.select`` is asked with.
+
+        Raises:
+            StartupError: no device was asked, so that nothing can be chosen.
+        """
+        if self.sm is None:
+            raise StartupError("no CUDA device was found, so that no provider can be chosen; run sglang-lite check-env")
+        return Target(self.sm, self.line, self.has_flashinfer)
+
+
+def capability_record(facts: DeviceFacts | None, kernels: InstalledKernels) -> CapabilityRecord:
+    """The record of a device and the installed wheels; without a device every answer is unknown."""
+    line = None if kernels.line is None else kernels.line.distribution
+    target = None if facts is None else Target(facts.sm, line, kernels.has_flashinfer)
+    return CapabilityRecord(
+        sm=None if facts is None else facts.sm,
+        line=line,
+        has_flashinfer=kernels.has_flashinfer,
+        dtypes={name: _dtype_answer(facts, since) for name, since in {"float32": (0, 0), **_SINCE}.items()},
+        attention={kind: _attention_answer(target, operation) for kind, operation in ATTENTION_KINDS.items()},
+    )
+
+
+def _dtype_answer(facts: DeviceFacts | None, since: tuple[int, int]) -> Answer:
+    if facts is None:
+        return Answer(Support.UNKNOWN, "no device was asked")
+    needed = f"{since[0]}.{since[1]}"
+    if facts.compute_capability < since:
+        return Answer(Support.UNSUPPORTED, f"needs compute capability {needed} or newer")
+    return Answer(Support.SUPPORTED, f"from compute capability {needed} on" if since[0] else "everywhere")
+
+
+def _attention_answer(target: Target | None, operation: str) -> Answer:
+    if target is None:
+        return Answer(Support.UNKNOWN, "no device was asked")
+    if target.sm not in KNOWN_SMS:
+        return Answer(
+            Support.UNKNOWN, f"nothing is known of SM {target.sm}; known are {', '.join(map(str, KNOWN_SMS))}"
+        )
+    choice = select(operation, target, "bfloat16")
+    if isinstance(choice, Refusal):
+        return Answer(Support.UNSUPPORTED, choice.reason)
+    return Answer(Support.SUPPORTED, choice.label)
+
+
+def require_operations(record: CapabilityRecord, operations: Iterable[str], dtype: str) -> dict[str, Provider]:
+    """The provider of each operation that a model needs.
+
+    Args:
+        record: of the device.
+        operations: names of the dispatch table.
+        dtype: of the activations, ``bfloat16``.
+
+    Raises:
+        StartupError: names every operation that nothing serves, with the reasons, all at once.
+    """
+    target = record.target
+    chosen = {name: select(name, target, dtype) for name in operations}
+    missing = [f"{name} ({choice.reason})" for name, choice in chosen.items() if isinstance(choice, Refusal)]
+    if missing:
+        raise StartupError(
+            f"--device cuda (SM {target.sm}, {target.line or 'no kernel wheel'}) is missing required capabilities: "
+            f"{', '.join(missing)}"
+        )
+    return {name: choice for name, choice in chosen.items() if isinstance(choice, Provider)}
+
+
 def cuda_capability(compute_capability: tuple[int, int]) -> Capability:
     """Types supported from a compute capability on: FP16 from 5.3, BF16 from 8.0, FP8 from 8.9."""
     return Capability(
-        float16=compute_capability >= (5, 3),
-        bfloat16=compute_capability >= (8, 0),
-        float8=compute_capability >= (8, 9),
+        float16=compute_capability >= _SINCE["float16"],
+        bfloat16=compute_capability >= _SINCE["bfloat16"],
+        float8=compute_capability >= _SINCE["float8_e4m3fn"],
     )
 
 
@@ -46,25 +173,26 @@ def require_bfloat16(compute_capability: tuple[int, int]) -> None:
         )
 
 
-def probe_cuda() -> str | None:
-    """None when a CUDA device and the wheels it needs are there, else what is missing."""
-    missing = [wheel for wheel in ("sgl_kernel", "flashinfer") if importlib.util.find_spec(wheel) is None]
-    import torch
-
-    if torch.version.cuda is None:
-        return "this torch build has no CUDA support"
-    if not torch.cuda.is_available():
-        return "torch finds no CUDA device"
-    if missing:
-        return f"not installed: {', '.join(missing)} (pip install 'sglang-lite[cuda]')"
-    return None
+def why_cuda_is_unavailable(
+    driver: Callable[[], CudaDriver] = read_driver, kernels: Callable[[], InstalledKernels] = installed_kernels
+) -> str | None:
+    """None when a CUDA device and the wheels it needs are there, else everything that is missing."""
+    found = driver()
+    problems = [] if found.problem is None else [found.problem]
+    if found.devices:
+        try:
+            require_bfloat16(found.devices[0].compute_capability)
+        except StartupError as error:
+            problems.append(str(error))
+    problems += kernels().problems
+    return "; ".join(problems) or None
 
 
 def probe_backend(device: str) -> str | None:
-    """None when an accelerator can be used, else the reason why not."""
+    """None when an accelerator can be used, else the reason why not. Loads neither torch nor a wheel."""
     if device not in PROVIDERS:
-        return "no provider is registered in this release"
-    return probe_cuda()
+        return f"no provider is registered for it; registered are {', '.join(PROVIDERS)}"
+    return why_cuda_is_unavailable()
 
 
 def resolve_device(requested: str, probe: Callable[[str], str | None] = probe_backend) -> str:
@@ -107,9 +235,9 @@ def _first_working(probe: Callable[[str], str | None]) -> str:
 
 def _with_executor(device: str) -> str:
     """The device, if a model executor for it exists."""
-    if device == "cuda":
+    if device not in MODEL_EXECUTORS:
         raise StartupError(
-            "--device cuda: missing capabilities: dense decoder executor for the cuda backend, runtime-owned KV cache "
-            "allocation. This release runs models with --device cpu only."
+            f"--device {device}: missing capabilities: dense decoder executor for the {device} backend, runtime-owned "
+            f"KV cache allocation. This release runs models with --device {' or '.join(MODEL_EXECUTORS)} only."
         )
     return device

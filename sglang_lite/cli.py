@@ -58,6 +58,10 @@ def serve(words: Sequence[str]) -> int:
         # Options first: a command line that can never work is told so before a port or a model is looked at.
         startup.check_options(config)
         startup.check_device(config)
+        if config.node_rank > 0:
+            from sglang_lite.engine.node import run_node
+
+            return run_node(startup.prepare(config))
         startup.check_port(config)
         prepared = startup.prepare(config)
 

@@ -19,6 +19,21 @@ KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16", "float32", "fp8_e4m3", "fp8_e5m2"
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 LOAD_BALANCE_METHODS = ("auto", "follow_bootstrap_room", "round_robin", "total_requests", "total_tokens")
 TRANSFER_BACKENDS = ("mooncake", "mooncake_tcp", "nixl", "ascend", "mori")
+LORA_TARGET_MODULES = (
+    "all",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "qkv_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "gate_up_proj",
+    "down_proj",
+    "q_a_proj",
+    "q_b_proj",
+    "kv_a_proj_with_mqa",
+)
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 DEFAULT_RESERVED_SLOTS = 512
@@ -31,6 +46,7 @@ _HTTP = "HTTP server"
 _GRPC = "gRPC"
 _MEMORY = "Memory and scheduling"
 _DEVICE = "Devices and parallelism"
+_LORA = "Low-rank adapters"
 _PD = "Prefill/decode disaggregation"
 _OBSERVE = "Observability"
 
@@ -213,6 +229,16 @@ class ServerConfig(BaseModel):
         int,
         Option(_DEVICE, "Replicas.", aliases=("data-parallel-size", "dp"), convert=values.integer, minimum=1),
     ] = 1
+    ep_size: Annotated[
+        int,
+        Option(
+            _DEVICE,
+            "Parts that the experts are split into; divides the tensor parallel size.",
+            aliases=("expert-parallel-size", "ep"),
+            convert=values.integer,
+            minimum=1,
+        ),
+    ] = 1
     load_balance_method: Annotated[str, Option(_DEVICE, "How replicas are chosen.", choices=LOAD_BALANCE_METHODS)] = (
         "auto"
     )
@@ -221,6 +247,52 @@ class ServerConfig(BaseModel):
     dist_init_addr: Annotated[Text, Option(_DEVICE, "host:port of rank 0.", aliases=("nccl-init-addr",))] = None
     base_gpu_id: Annotated[int, Option(_DEVICE, "First device ordinal.", convert=values.integer, minimum=0)] = 0
     gpu_id_step: Annotated[int, Option(_DEVICE, "Step between device ordinals.", convert=values.integer, minimum=1)] = 1
+
+    # Low-rank adapters
+    enable_lora: Annotated[
+        bool, Option(_LORA, "Serve low-rank adapters beside the model; implied by --lora-paths.")
+    ] = False
+    lora_paths: Annotated[
+        list[str] | None,
+        Option(
+            _LORA,
+            "Adapters to load at the start: PATH, NAME=PATH, or JSON with lora_name and lora_path.",
+            convert=values.words,
+        ),
+    ] = None
+    max_lora_rank: Annotated[
+        Integer,
+        Option(
+            _LORA,
+            "Largest rank of an adapter; default: that of --lora-paths.",
+            convert=values.integer,
+            minimum=1,
+            maximum=4096,
+        ),
+    ] = None
+    lora_target_modules: Annotated[
+        list[str] | None,
+        Option(
+            _LORA,
+            "Projections that adapters may change, or 'all'; default: those of --lora-paths.",
+            choices=LORA_TARGET_MODULES,
+            convert=values.words,
+        ),
+    ] = None
+    max_loaded_loras: Annotated[
+        Integer,
+        Option(
+            _LORA,
+            "Adapters loaded at a time, all of which a batch may mix; default: --max-loras-per-batch.",
+            convert=values.integer,
+            minimum=1,
+            maximum=1024,
+        ),
+    ] = None
+    max_loras_per_batch: Annotated[
+        int,
+        Option(_LORA, "Adapters that a batch can mix at least.", convert=values.integer, minimum=1, maximum=1024),
+    ] = 8
 
     # Prefill/decode disaggregation
     disaggregation_mode: Annotated[str, Option(_PD, "Role.", choices=("null", "prefill", "decode"))] = "null"

@@ -6,25 +6,31 @@ weights are read, a process is started or a port is bound.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import logging
+import os
 import socket
 from pathlib import Path
 
 from sglang_lite import demo_model
-from sglang_lite.adapters.capability import PROVIDERS, resolve_device
+from sglang_lite.adapters.capability import resolve_device
 from sglang_lite.config import ServerConfig
 from sglang_lite.configuration import values
+from sglang_lite.execution.placement import split_address
+from sglang_lite.execution.recurrent_limits import check_recurrent_options, without_prefix_cache
 from sglang_lite.models.description import read_description
 from sglang_lite.models.registry import check_checkpoint
 from sglang_lite.models.repository import resolve_model_path
+from sglang_lite.models.share import check_expert_parallel, check_tensor_parallel
 from sglang_lite.observability.progress import ProgressLine
 from sglang_lite.types import StartupError
 
 _CPU_DTYPES = ("auto", "float", "float32", "bfloat16")
 _CPU_KV_DTYPES = ("auto", "float32", "bf16", "bfloat16")
 _TRANSFER_MODULES = {"mooncake": "mooncake", "mooncake_tcp": "mooncake", "nixl": "nixl"}
+
+TEST_CPU_RANKS = "SGLANG_LITE_TEST_CPU_RANKS"
+"""Environment variable that lets ranks share a host's processor, when 1. For tests: nothing is gained by it."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +49,10 @@ def prepare(config: ServerConfig) -> ServerConfig:
     directory = local_model_directory(config)
     description = read_description(directory, config.json_model_override_args)
     check_checkpoint(directory, description)
+    check_tensor_parallel(description, config.tp_size)
+    check_expert_parallel(description, config.ep_size)
+    check_recurrent_options(config, description)
+    config = without_prefix_cache(config, description)
     tokenizer_path = _tokenizer_directory(config, directory)
     return config.resolved(
         model_path=str(directory),
@@ -67,17 +77,9 @@ def check_options(config: ServerConfig) -> None:
             f"--served-model-name {config.served_model_name!r} must not contain ':' (it separates an adapter's name)"
         )
     _check_chat_template(config.chat_template)
-    if config.nnodes > 1 and (config.tp_size % config.nnodes or config.node_rank >= config.nnodes):
-        raise StartupError(
-            f"--nnodes {config.nnodes} must divide --tp-size {config.tp_size}, and --node-rank {config.node_rank} "
-            f"must be below it"
-        )
+    _check_ranks(config)
     if config.is_disaggregated:
         _check_disaggregation(config)
-    if config.dp_size > 1:
-        raise StartupError(
-            f"--dp-size {config.dp_size}: replicas in one server are not supported yet; start one server per replica"
-        )
 
 
 def check_device(config: ServerConfig) -> None:
@@ -86,8 +88,8 @@ def check_device(config: ServerConfig) -> None:
     Raises:
         StartupError: names every device that was tried and why it cannot be used.
     """
-    resolve_device(config.device, why_unavailable)
-    if config.tp_size > 1:
+    resolve_device(config.device)
+    if config.device == "cpu" and config.tp_size > 1 and os.environ.get(TEST_CPU_RANKS) != "1":
         raise StartupError(f"--device cpu: the CPU reference supports only tp_size=1, requested {config.tp_size}")
     if config.dtype not in _CPU_DTYPES:
         raise StartupError(f"--device cpu does not support --dtype {config.dtype}; use one of {', '.join(_CPU_DTYPES)}")
@@ -96,18 +98,6 @@ def check_device(config: ServerConfig) -> None:
             f"--device cpu does not support --kv-cache-dtype {config.kv_cache_dtype}; "
             f"use one of {', '.join(_CPU_KV_DTYPES)}"
         )
-
-
-def why_unavailable(device: str) -> str | None:
-    """Why nothing can run on an accelerator, found without torch; None when its driver works."""
-    if device not in PROVIDERS:
-        return "no provider is registered in this release"
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no CUDA driver (libcuda.so.1 cannot be loaded)"
-    status = int(driver.cuInit(0))
-    return f"the CUDA driver does not initialise (cuInit returned {status})" if status else None
 
 
 def local_model_directory(config: ServerConfig) -> Path:
@@ -162,6 +152,24 @@ def _check_chat_template(option: str | None) -> None:
         raise StartupError(
             f"--chat-template: no such file: {option[:200]}; pass the path of a jinja2 template, or its text"
         )
+
+
+def _check_ranks(config: ServerConfig) -> None:
+    """How ranks, nodes and experts divide."""
+    tp_size, nnodes = config.tp_size, config.nnodes
+    if tp_size % nnodes or config.node_rank >= nnodes:
+        raise StartupError(
+            f"--nnodes {nnodes} must divide --tp-size {tp_size}, and --node-rank {config.node_rank} must be below it"
+        )
+    if nnodes > 1 and config.dp_size > 1:
+        raise StartupError(
+            f"--dp-size {config.dp_size} needs --nnodes 1, got {nnodes}: replicas run on the machine of their front; "
+            f"start one server a replica instead"
+        )
+    if nnodes > 1:
+        split_address(config.dist_init_addr)
+    if tp_size % config.ep_size:
+        raise StartupError(f"--ep-size {config.ep_size} must divide --tp-size {tp_size}: experts share its ranks")
 
 
 def _check_pool(config: ServerConfig) -> None:

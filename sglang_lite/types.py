@@ -101,16 +101,22 @@ class StartupError(Exception):
     """A configuration that cannot be served. The message says what, where, what is allowed and what to do."""
 
 
+NO_ADAPTER = -1
+"""Slot of a request, or of a token, that goes through the base model alone."""
+
+
 class RequestExtras(msgspec.Struct, frozen=True, kw_only=True):
     """What only few requests carry; the rest of a request is columns.
 
-    ``namespace`` separates prefix caches (cache salt, adapter name); the empty string is the shared one.
+    ``namespace`` separates prefix caches (cache salt, adapter); the empty string is the shared one.
+    ``adapter_slot`` says where the request's low-rank adapter is loaded.
     """
 
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: dict[int, float] | None = None
     namespace: str = ""
     token_ids_logprob: tuple[int, ...] = ()
+    adapter_slot: int = NO_ADAPTER
 
 
 EMPTY_EXTRAS = RequestExtras()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, KVGeometry, OperationInputError
 from sglang_lite.adapters.cpu.decode_workspace import DecodeWorkspace
+from sglang_lite.adapters.cpu.general_attention import GeneralAttention
 from sglang_lite.adapters.cpu.paged_decode import PagedDecode, plan_paged_decode
 from sglang_lite.adapters.cpu.pool_view import PoolReader
 from sglang_lite.adapters.cpu.prefill import PrefillGroup, plan_prefill, prefill_attention
@@ -18,28 +21,30 @@ class CpuAttentionPlan:
     """Indices of one step.
 
     Attributes:
+        pool_rows: int64[layers, 2, T], vectors of the pool that receive the tokens' keys and values.
         first_written: tokens before this one reach the pool through the workspace, at the end of the step.
-        write_rows: int64[T - first_written] for each layer's keys and values in turn: vectors of the pool that
-            receive those of the other tokens.
+        write_rows: of ``pool_rows``, those of the other tokens: for each layer's keys and values in turn.
         decode: how the decode rows read, or None without any.
         prefill: the prefill chunks, those behind one prefix together.
+        batch: the step itself.
+        general: how layers with sinks or capped scores read, made at their first use.
     """
 
-    __slots__ = ("decode", "first_written", "num_decode", "prefill", "write_rows")
+    __slots__ = ("batch", "decode", "first_written", "general", "num_decode", "pool_rows", "prefill", "write_rows")
 
     def __init__(
         self,
         pool_rows: Tensor,
-        num_decode: int,
+        batch: AttentionBatch,
         decode: PagedDecode | WorkspaceDecode | None,
         prefill: list[PrefillGroup],
     ) -> None:
-        self.first_written = 0
-        if isinstance(decode, WorkspaceDecode) and decode.keeps_all:
-            self.first_written = num_decode
-            decode.pool_rows = pool_rows[:, :, :num_decode]
+        self.pool_rows = pool_rows
+        self.first_written = batch.num_decode if isinstance(decode, WorkspaceDecode) and decode.keeps_all else 0
         self.write_rows = pool_rows[:, :, self.first_written :].flatten(0, 1).unbind(0)  # all views in one call
-        self.num_decode = num_decode
+        self.num_decode = batch.num_decode
+        self.batch = batch
+        self.general: GeneralAttention | None = None
         self.decode = decode
         self.prefill = prefill
 
@@ -76,7 +81,7 @@ class CpuAttention:
             self._workspace.forget(batch.rows[num_decode:])
         decode = self._plan_decode(reader, batch, table[:num_decode]) if num_decode else None
         self._is_unfinished = True
-        return CpuAttentionPlan(reader.slot_rows(batch.slot_mapping), num_decode, decode, prefill)
+        return CpuAttentionPlan(reader.slot_rows(batch.slot_mapping), batch, decode, prefill)
 
     def pages_copied(self, destination: Tensor) -> None:
         """Pages int64[C] were overwritten outside of a step."""
@@ -109,24 +114,32 @@ class CpuAttention:
         plan: CpuAttentionPlan,
         scale: float,
         window: int | None,
+        sinks: Tensor | None = None,
+        logit_cap: float | None = None,
     ) -> Tensor:
         """Append [T, G, D] keys and values, attend with [T, H, D] queries, return [T, H * D]."""
         if self._reader is None:
             raise OperationInputError("attention needs the plan of this step (plan_attention)")
         if query.dtype != pool.dtype:
             query, key, value, wide = *(x.to(pool.dtype) for x in (query, key, value)), query.dtype
-            return self.run(query, key, value, pool, layer, plan, scale, window).to(wide)
+            mixed = self.run(query, key, value, pool, layer, plan, scale, window, sinks, logit_cap)
+            return mixed.to(wide)
         reader = self._reader
         num_tokens, num_heads, head_dim = query.shape
+        if sinks is not None or logit_cap is not None:
+            self._write(reader.vectors(pool), plan.pool_rows[layer].unbind(0), key, value)
+            if plan.general is None:
+                plan.general = GeneralAttention(plan.batch, reader)
+            mixed = plan.general.run(query, pool, layer, scale=scale, window=window, sinks=sinks, logit_cap=logit_cap)
+            return self._finish(mixed, pool, layer, plan)
         n, first = plan.num_decode, plan.first_written
         if first < num_tokens:
-            vectors, num_written = reader.vectors(pool), num_tokens - first
-            vectors.index_copy_(0, plan.write_rows[2 * layer], key[first:].reshape(num_written, -1))
-            vectors.index_copy_(0, plan.write_rows[2 * layer + 1], value[first:].reshape(num_written, -1))
+            self._write(reader.vectors(pool), plan.write_rows[2 * layer : 2 * layer + 2], key[first:], value[first:])
         output: Tensor | None = None
         if plan.decode is not None:
             if n == num_tokens:
-                return self._finish(plan.decode.run(reader, query, key, value, pool, layer, scale, window), layer)
+                mixed = plan.decode.run(reader, query, key, value, pool, layer, scale, window)
+                return self._finish(mixed, pool, layer, plan)
             output = plan.decode.run(reader, query[:n], key[:n], value[:n], pool, layer, scale, window)
         if plan.prefill:
             decoded, output = output, query.new_empty(num_tokens, num_heads, head_dim)
@@ -135,11 +148,19 @@ class CpuAttention:
             for group in plan.prefill:
                 prefill_attention(group, reader, query, key, value, pool, layer, scale, window, output)
         assert output is not None  # a plan has rows
-        return self._finish(output, layer)
+        return self._finish(output, pool, layer, plan)
 
-    def _finish(self, output: Tensor, layer: int) -> Tensor:
-        assert self._reader is not None
-        self._is_unfinished = layer + 1 < self._reader.geometry.num_layers
+    @staticmethod
+    def _write(vectors: Tensor, rows: Sequence[Tensor], key: Tensor, value: Tensor) -> None:
+        vectors.index_copy_(0, rows[0], key.reshape(key.shape[0], -1))
+        vectors.index_copy_(0, rows[1], value.reshape(value.shape[0], -1))
+
+    def _finish(self, output: Tensor, pool: Tensor, layer: int, plan: CpuAttentionPlan) -> Tensor:
+        reader = self._reader
+        assert reader is not None
+        self._is_unfinished = layer + 1 < reader.geometry.num_layers
+        if not self._is_unfinished and plan.first_written and isinstance(plan.decode, WorkspaceDecode):
+            plan.decode.write_pool(reader.vectors(pool), plan.pool_rows[:, :, : plan.num_decode])
         return output.view(output.shape[0], -1)
 
 

@@ -109,7 +109,7 @@ def available_layouts(dtype: torch.dtype, *, shared: bool) -> list[Layout]:
         layouts.append(Layout("columns", _to_columns, _torch_columns))
     if torch._C._has_mkldnn and dtype in (torch.float32, torch.bfloat16):
         layouts.append(Layout("blocked", _to_blocked, _onednn_blocked))
-    if torch.backends.mkl.is_available() and dtype is torch.float32:
+    if torch._C.has_mkl and dtype is torch.float32:
         layouts.append(Layout("packed", _to_mkl_packed, _mkl_packed))
     return layouts
 

@@ -10,7 +10,17 @@ from torch.nn import functional
 
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, PackedLinear
 from sglang_lite.adapters.cpu.attention import CpuAttention, CpuAttentionPlan
+from sglang_lite.adapters.cpu.latent_attention import CpuLatentAttention
 from sglang_lite.adapters.cpu.linear import CpuLinear, LinearCalibration
+from sglang_lite.adapters.cpu.lora import CpuAdapters
+from sglang_lite.adapters.cpu.moe import CpuMoE
+from sglang_lite.adapters.cpu.quantized import CpuQuantized
+from sglang_lite.adapters.cpu.recurrent import CpuRecurrent
+from sglang_lite.adapters.latent import LatentOperations
+from sglang_lite.adapters.lora import AdapterOperations
+from sglang_lite.adapters.moe import MoEOperations
+from sglang_lite.adapters.quantized import QuantizedOperations
+from sglang_lite.adapters.recurrent import RecurrentOperations
 
 _FEW_TOKENS = 64
 """Up to this many tokens dispatch costs more than memory traffic, so fewer operations win."""
@@ -28,6 +38,11 @@ class CpuOperations:
     def __init__(self, *, measure: bool = True, workspace_bytes: int = 0) -> None:
         self._calibration = LinearCalibration(measure=measure)
         self._attention = CpuAttention(workspace_bytes)
+        self._latent = CpuLatentAttention()
+        self._lora = CpuAdapters()
+        self._moe = CpuMoE()
+        self._quantized = CpuQuantized()
+        self._recurrent = CpuRecurrent()
         self._floors: dict[tuple[float, int], Tensor] = {}
         self._scaled_weights: dict[int, tuple[Tensor, Tensor]] = {}  # by identity, with the weight itself
         self._whole_heads: tuple[Tensor, Tensor, Tensor] | None = None
@@ -35,6 +50,26 @@ class CpuOperations:
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    @property
+    def latent(self) -> LatentOperations:
+        return self._latent
+
+    @property
+    def lora(self) -> AdapterOperations:
+        return self._lora
+
+    @property
+    def moe(self) -> MoEOperations:
+        return self._moe
+
+    @property
+    def quantized(self) -> QuantizedOperations:
+        return self._quantized
+
+    @property
+    def recurrent(self) -> RecurrentOperations:
+        return self._recurrent
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, *, shared: bool = False) -> PackedLinear:
         """Take over ``weight`` [out, in] in the layout measured fastest for its shape."""
@@ -88,6 +123,12 @@ class CpuOperations:
             _rotate(joined, cos, sin)
         return query, key
 
+    def rotary_interleaved(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``rotary_neox`` for neighbouring pairs, in place."""
+        rotate_pairs(query, cos, sin)
+        rotate_pairs(key, cos, sin)
+        return query, key
+
     def _rotate_whole(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, N, D] with all of each head rotating, in three operations."""
         if self._whole_heads is None or self._whole_heads[0] is not cos:  # every layer of a step passes the same
@@ -101,8 +142,15 @@ class CpuOperations:
         gate, up = gate_up.chunk(2, -1)
         return functional.silu(gate).mul_(up)
 
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2I] -> [T, I]: gelu(first half, tanh approximation) * second half."""
+        gate, up = gate_up.chunk(2, -1)
+        return functional.gelu(gate, approximate="tanh").mul_(up)
+
     def plan_attention(self, batch: AttentionBatch, geometry: KVGeometry) -> AttentionPlan:
         """Indices, masks and scratch of a step."""
+        if geometry.num_tensors == 1:
+            return self._latent.plan(batch, geometry)
         return self._attention.plan(batch, geometry)
 
     def attention(
@@ -116,11 +164,13 @@ class CpuOperations:
         *,
         scale: float,
         sliding_window: int | None,
+        sinks: Tensor | None = None,
+        logit_cap: float | None = None,
     ) -> Tensor:
         """Append key and value to the pool, then attend causally. Returns [T, H * D]."""
         if not isinstance(plan, CpuAttentionPlan):
             raise TypeError(f"the plan must come from plan_attention of these operations, not {type(plan).__name__}")
-        return self._attention.run(query, key, value, pool, layer, plan, scale, sliding_window)
+        return self._attention.run(query, key, value, pool, layer, plan, scale, sliding_window, sinks, logit_cap)
 
     def copy_pages(self, pool: Tensor, source: Tensor, destination: Tensor) -> None:
         """pool[destination] = pool[source] for int64[C] page indices, all layers."""
@@ -139,6 +189,17 @@ def adjacent_heads(first: Tensor, second: Tensor) -> Tensor | None:
     ):
         return None
     return first.as_strided((first.shape[0], heads + second.shape[1], head_dim), first.stride())
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate the pairs (2i, 2i + 1) of the first 2 * cos.shape[-1] elements of [T, N, D] in place."""
+    width = 2 * cos.shape[-1]
+    first, second = x[..., 0:width:2], x[..., 1:width:2]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    new_first = torch.addcmul(first * cos, second, sin, value=-1)
+    new_second = torch.addcmul(second * cos, first, sin)
+    first.copy_(new_first)
+    second.copy_(new_second)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:

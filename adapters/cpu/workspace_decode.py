@@ -113,8 +113,6 @@ class WorkspaceDecode:
 
     Attributes:
         keeps_all: every row is in the workspace, so the pool can get the new keys and values of all layers at once.
-        pool_rows: int64[layers, 2, n], vectors of the pool that get them at the end of the step; None when somebody
-            else writes the pool.
     """
 
     def __init__(
@@ -132,7 +130,7 @@ class WorkspaceDecode:
         self._paged = paged
         self._is_loaded = False
         self.keeps_all = paged is None
-        self.pool_rows: Tensor | None = None
+        self._layers: list[int] = []
 
     def run(
         self,
@@ -149,6 +147,7 @@ class WorkspaceDecode:
         if not self._is_loaded:
             self._workspace.load(self._placement, pool)
             self._is_loaded = True
+        self._layers.append(layer)
         num_rows, num_heads, head_dim = query.shape
         groups = reader.geometry.num_kv_heads
         grouped = query.view(num_rows, groups, num_heads // groups, head_dim)
@@ -178,21 +177,26 @@ class WorkspaceDecode:
             places, paged = self._paged
             rest = paged.run(reader, query.index_select(0, places), key, value, pool, layer, scale, window)
             output.index_copy_(0, places, rest)
-        if self.pool_rows is not None and layer + 1 == reader.geometry.num_layers:
-            self._write_pool(reader, pool, self.pool_rows)
         return output
 
-    def _write_pool(self, reader: PoolReader, pool: Tensor, pool_rows: Tensor) -> None:
-        """Copy the new tokens' keys and values of all layers from the slabs into the pool.
+    def write_pool(self, vectors: Tensor, pool_rows: Tensor) -> None:
+        """Copy the new tokens' keys and values of the layers that ran here from the slabs into the pool.
 
         Nobody reads them there before the step after this one: two scatters a step instead of two a layer.
+
+        Args:
+            vectors: [N, G * D], the pool.
+            pool_rows: int64[layers, 2, n], where the tokens' keys and values go.
         """
-        vectors = reader.vectors(pool)
+        if not self._layers:
+            return
+        every_layer = len(self._layers) == pool_rows.shape[0]
+        layers = slice(None) if every_layer else torch.tensor(self._layers)
         for part in self._parts:
             rows = pool_rows if part.places is None else pool_rows.index_select(2, part.places)
             for side, store in enumerate((part.slab.keys, part.slab.values)):
-                new = store[:, part.slots, part.positions]
-                vectors.index_copy_(0, rows[:, side].flatten(), new.view(-1, vectors.shape[1]))
+                new = store[:, part.slots, part.positions][layers]
+                vectors.index_copy_(0, rows[layers, side].flatten(), new.reshape(-1, vectors.shape[1]))
 
 
 def slab_views(part: SlabPart) -> list[LayerViews]:
@@ -209,9 +213,7 @@ def slab_views(part: SlabPart) -> list[LayerViews]:
         new_keys, new_values = (store[:, slot, position : position + 1].unbind(0) for store in (keys, values))
     return [
         LayerViews(*views)
-        for views in zip(
-            keys.unbind(0), values.unbind(0), read_keys, read_values, new_keys, new_values, strict=True
-        )
+        for views in zip(keys.unbind(0), values.unbind(0), read_keys, read_values, new_keys, new_values, strict=True)
     ]
 
 

@@ -134,6 +134,9 @@ def _add_option(group: argparse._ArgumentGroup, spec: OptionSpec) -> None:
         text += f" One of: {', '.join(option.choices)}."
     if spec.default is not None:
         text += f" (default: {spec.default})"
+    if option.convert is values.words:
+        group.add_argument(*spec.spellings, dest=spec.name, nargs="*", metavar="TEXT", help=text)
+        return
     group.add_argument(
         *spec.spellings, dest=spec.name, type=_argument_type(option.check), metavar=_metavar(option.convert), help=text
     )

@@ -90,7 +90,7 @@ _REFUSED = {
         enable-fp32-lm-head enable-fused-moe-sum-all-reduce enable-hisparse enable-http-worker-reuseport
         enable-http2 enable-int8-mamba-checkpoint enable-kv-cache-sharding enable-layernorm-sp
         enable-layerwise-nvtx-marker enable-lean-attention enable-linear-replayssm enable-linear-replayssm-spec
-        enable-linker-mla-dedup enable-lmcache enable-lora enable-lora-overlap-loading
+        enable-linker-mla-dedup enable-lmcache enable-lora-overlap-loading
         enable-mamba-cache-stochastic-rounding enable-megamoe-for-layernorm-sp enable-memory-saver enable-mis
         enable-mm-global-cache enable-mscclpp enable-multi-layer-eagle enable-multimodal enable-nccl-nvls
         enable-nvidia-megakernel enable-p2p-check enable-page-major-kv-layout enable-paged-experts
@@ -125,14 +125,14 @@ _REFUSED = {
         cpu-offload-gb=0 cuda-graph-max-seq-len-prefill dcp-size/decode-context-parallel-size=1
         decoupled-spec-rank default-priority-value dsa-triton-union=0 dwdp-size=1
         dynamic-batch-tokenizer-batch-size=32 elastic-ep-initial-size elastic-ep-join-rank-offset=0
-        encoder-bootstrap-port=8997 ep-size/expert-parallel-size/ep=1 eplb-rebalance-layers-per-chunk
+        encoder-bootstrap-port=8997 eplb-rebalance-layers-per-chunk
         eplb-rebalance-num-iterations=1000 expert-distribution-recorder-buffer-size fuseep-mode=2
         gated-launch-port grpc-port hicache-storage-prefetch-retry-max-attempts=8
         hicache-storage-prefetch-retry-poll-interval=8 http2-initial-connection-window-size=1048576
         http2-max-concurrent-streams=200 int8-mamba-ckpt-size kt-cpuinfer kt-max-deferred-experts-per-token
         kt-num-gpu-experts kt-threadpool-count=2 kv-canary-sweep-interval=0 linear-replayssm-cache-len=16
         mamba-cache-philox-rounds=0 mamba-max-states-per-path=-1 mamba-track-interval=256 max-ep-size
-        max-loaded-loras max-lora-chunk-size=16 max-lora-rank max-loras-per-batch=8 max-mamba-cache-size
+        max-lora-chunk-size=16 max-mamba-cache-size
         media-url-max-file-size-mb=64 mm-io-worker-num=0 mm-preprocess-cache-size-mb mm-processor-worker-num=0
         moe-dp-size/moe-data-parallel-size=1 offload-group-size=-1 offload-num-in-group=1
         offload-prefetch-step=1 optimistic-prefill-attempts=0 paged-experts-num-resident
@@ -189,7 +189,7 @@ _REFUSED = {
     """,
     "words": """
         allowed-media-domains custom-weight-loader debug-tensor-dump-layers encoder-register-urls encoder-urls
-        flashinfer-autotune-skip-ops gc-threshold lora-paths lora-target-modules numa-node
+        flashinfer-autotune-skip-ops gc-threshold numa-node
         prefill-delayer-forward-passes-buckets prefill-delayer-wait-seconds-buckets
         return-aux-hidden-state-layer-ids tokenizer-metrics-allowed-custom-labels
     """,

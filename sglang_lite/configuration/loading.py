@@ -31,7 +31,7 @@ from sglang_lite.configuration.command_line import (
 from sglang_lite.configuration.compatibility import POINTERS
 
 ENVIRONMENT_PREFIX = "SGLANG_LITE_"
-_NOT_OPTIONS = frozenset({"SGLANG_LITE_CACHE", "SGLANG_LITE_CONFIG"})
+_NOT_OPTIONS = frozenset({"SGLANG_LITE_CACHE", "SGLANG_LITE_CONFIG", "SGLANG_LITE_TEST_CPU_RANKS"})
 _FROM_FILE = "from_file"
 _RECORDS = frozenset({"unknown_flags", "ignored_flags"})
 

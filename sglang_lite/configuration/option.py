@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,12 +46,24 @@ class Option:
             value = str(value)  # a YAML file may hold a key or a name without quotes
         if isinstance(value, str):
             value = self.convert(value)
+        if isinstance(value, list):
+            return [self._checked_word(word) for word in value]
         if self.choices is not None and value not in self.choices:
             allowed = ", ".join(repr(choice) for choice in self.choices)
             raise ValueError(f"invalid choice: {value!r} (choose from {allowed})")
         if isinstance(value, int | float) and not isinstance(value, bool):
             self._check_bounds(value)
         return value
+
+    def _checked_word(self, word: Any) -> str:
+        """One of several words; a YAML file may hold an object in its place, which stays one as JSON."""
+        text = json.dumps(word) if isinstance(word, dict) else word
+        if not isinstance(text, str):
+            raise ValueError(f"invalid value: {word!r} (must be text)")
+        if self.choices is not None and text not in self.choices:
+            allowed = ", ".join(repr(choice) for choice in self.choices)
+            raise ValueError(f"invalid choice: {text!r} (choose from {allowed})")
+        return text
 
     def _check_bounds(self, value: float) -> None:
         if not -_LARGEST <= value <= _LARGEST:  # also when it is not a number at all

@@ -120,6 +120,14 @@ def json_object(value: str) -> dict[str, Any]:
     return result
 
 
+def words(value: str) -> list[str]:
+    """Several words: a JSON list of texts (or objects, which stay JSON), or words with blanks between them."""
+    if not value.lstrip().startswith("["):
+        return value.split()
+    items = json_value(value)
+    return [item if isinstance(item, str) else json.dumps(item) for item in items]
+
+
 def lower_text(value: str) -> str:
     """Text whose case does not matter."""
     return value.strip().lower()

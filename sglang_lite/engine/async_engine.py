@@ -19,6 +19,7 @@ from sglang_lite.engine.launcher import CORE_COMMAND
 from sglang_lite.engine.limits import prepare_prompt
 from sglang_lite.engine.messages import PauseMode
 from sglang_lite.engine.reader import RequestReader
+from sglang_lite.engine.replicas import ReplicaClient, merge_loads
 from sglang_lite.engine.tokenization import TokenizationPool
 from sglang_lite.engine.transport import FRONT_SHIFT
 from sglang_lite.frontend.output import OutputProcessor, SequenceState, abort_reason
@@ -62,7 +63,7 @@ class AsyncEngine:
         config: ServerConfig,
         description: ModelDescription,
         tokenizer: Tokenizer | None,
-        client: EngineClient,
+        client: EngineClient | ReplicaClient,
         info: EngineInfo,
     ) -> None:
         self.config = config
@@ -98,7 +99,7 @@ class AsyncEngine:
             StartupError: the configuration cannot be served, or the core did not start.
         """
         config = await asyncio.to_thread(startup.prepare, config)
-        client = EngineClient(progress)
+        client = EngineClient(progress) if config.dp_size == 1 else ReplicaClient(config, progress)
         starting = asyncio.create_task(client.start(config.to_json(), timeout=timeout, command=command))
         try:
             # While the core loads its libraries and weights.
@@ -197,6 +198,12 @@ class AsyncEngine:
         self.stats = await self._client.load()
         return self.stats
 
+    async def replica_loads(self) -> list[tuple[int, LoadSnapshot]]:
+        """(replica, its load now) of the replicas that live."""
+        loads = await self._client.loads()
+        self.stats = merge_loads([load for _, load in loads])
+        return loads
+
     async def ping(self, timeout: float) -> None:
         """Return when the core's loop has answered.
 
@@ -270,7 +277,8 @@ class AsyncEngine:
         if not submissions:
             return
         try:
-            self._client.submit(build_columns(submissions))
+            wanted = [submission.request.replica for submission in submissions]
+            self._client.submit(build_columns(submissions), wanted)
         except (OverflowError, TypeError, ValueError) as error:
             if len(submissions) == 1:
                 self._refuse(submissions[0], f"the request cannot be sent to the engine: {error}")
@@ -316,6 +324,10 @@ class AsyncEngine:
     def lose_core(self, reason: str) -> None:
         """Called by the client when the core is gone."""
         self._end_all(reason, 500)
+
+    def lose_requests(self, keys: Sequence[int], reason: str) -> None:
+        """Called by the client when the replica that had these requests is gone."""
+        _notify(self._processor.fail(keys, reason, 500, time.time()))
 
     def _end_all(self, reason: str, status: int) -> None:
         _notify(self._processor.fail_all(reason, status, time.time()))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from sglang_lite.config import ServerConfig
-from sglang_lite.engine.info import EngineInfo, KvCacheInfo
+from sglang_lite.engine.info import EngineInfo, KvCacheInfo, RecurrentStateInfo
 from sglang_lite.engine.parts import CoreParts, Report, make_scheduler
 from sglang_lite.execution.build import EngineLimits, build_executor
+from sglang_lite.execution.parallel_executor import ParallelExecutor
 from sglang_lite.models.description import ModelDescription, read_description
 from sglang_lite.types import StartupError
-
-KV_TENSORS = 2
-"""Tensors per token and layer: keys and values."""
 
 
 def build_core_parts(config: ServerConfig, report: Report) -> CoreParts:
@@ -25,7 +23,10 @@ def build_core_parts(config: ServerConfig, report: Report) -> CoreParts:
     executor, limits = build_executor(config, description, directory=config.model_path, report=report)
     info = engine_info(config, description, limits)
     depth = 1 if config.disable_overlap_schedule else 2
-    return CoreParts(make_scheduler(config, info), executor, info, depth)
+    scheduler = make_scheduler(config, info)
+    if isinstance(executor, ParallelExecutor):
+        return CoreParts(scheduler, executor, info, depth, executor.watch)
+    return CoreParts(scheduler, executor, info, depth)
 
 
 def engine_info(config: ServerConfig, description: ModelDescription, limits: EngineLimits) -> EngineInfo:
@@ -47,7 +48,7 @@ def engine_info(config: ServerConfig, description: ModelDescription, limits: Eng
             num_layers=geometry.num_layers,
             kv_heads=geometry.num_kv_heads,
             head_dim=geometry.head_dim,
-            kv_tensors_per_token=KV_TENSORS,
+            kv_tensors_per_token=geometry.num_tensors,
             bytes_per_token=geometry.bytes_per_token,
             page_size_bytes=geometry.page_bytes,
         ),
@@ -57,4 +58,18 @@ def engine_info(config: ServerConfig, description: ModelDescription, limits: Eng
         device=config.device,
         weight_bytes=limits.weight_bytes,
         startup_seconds=limits.startup_seconds,
+        recurrent_state=_recurrent_state(description, limits),
+    )
+
+
+def _recurrent_state(description: ModelDescription, limits: EngineLimits) -> RecurrentStateInfo | None:
+    recurrent = description.recurrent
+    if recurrent is None:
+        return None
+    return RecurrentStateInfo(
+        num_layers=recurrent.num_layers,
+        conv_elements=recurrent.tail_elements,
+        state_elements=recurrent.state_elements,
+        bytes_per_request=limits.row_state_bytes,
+        pool_bytes=limits.row_state_bytes * limits.max_running_requests,
     )

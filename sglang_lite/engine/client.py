@@ -142,8 +142,8 @@ class EngineClient:
         """Of the core."""
         return self._process.process_id if self._process is not None else None
 
-    def submit(self, columns: RequestColumns) -> None:
-        """Send new requests."""
+    def submit(self, columns: RequestColumns, wanted: Sequence[int | None] = ()) -> None:
+        """Send new requests. ``wanted`` names replicas, of which there is one (see ``replicas.ReplicaClient``)."""
         self._send(encode_requests(columns))
 
     def finish(self, keys: Sequence[int] | Int64Array) -> None:
@@ -187,6 +187,10 @@ class EngineClient:
         if not isinstance(answer, Load):
             raise EngineDeadError(f"the engine core answered a load query with {type(answer).__name__}")
         return answer.snapshot
+
+    async def loads(self) -> list[tuple[int, LoadSnapshot]]:
+        """(0, the core's load now)."""
+        return [(0, await self.load())]
 
     async def close(self, grace: float = 5.0) -> None:
         """End the core and release sockets and directory. Calls that still wait end with ``EngineDeadError``."""

@@ -21,6 +21,20 @@ class KvCacheInfo(msgspec.Struct, frozen=True, kw_only=True):
     page_size_bytes: int
 
 
+class RecurrentStateInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """State that every running request has beside its KV, as ``/server_info`` shows it. Sizes are in bytes.
+
+    ``conv_elements`` and ``state_elements`` are those of one layer and request; the pool holds the state of
+    ``max_running_requests`` requests.
+    """
+
+    num_layers: int
+    conv_elements: int
+    state_elements: int
+    bytes_per_request: int
+    pool_bytes: int
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a ready engine core; they do not change while it lives.
 
@@ -31,6 +45,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         max_running_requests: rows of the request table.
         startup_seconds: phase -> seconds ("load", "total" and whatever else the build reports).
         weight_bytes: size of the loaded parameters.
+        recurrent_state: of models with recurrent layers, None for the others.
         process_id: of the engine core.
     """
 
@@ -50,6 +65,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     startup_seconds: dict[str, float] = {}
     process_id: int = 0
+    recurrent_state: RecurrentStateInfo | None = None
 
 
 class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from sglang_lite.engine.result import ResultOptions, generation_result, result_o
 from sglang_lite.frontend.output import OutputProcessor, SequenceState
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
-from sglang_lite.types import OutputColumns, RequestError
+from sglang_lite.types import OutputColumns, RequestError, StartupError
 
 Result = dict[str, Any]
 
@@ -77,6 +77,11 @@ class Engine:
         given = config if config is not None else ServerConfig(**options)
         if config is not None and options:
             given = config.resolved(**options)
+        if given.dp_size > 1 or given.nnodes > 1:
+            raise StartupError(
+                f"--dp-size {given.dp_size} and --nnodes {given.nnodes} must be 1 for an engine in this process: "
+                f"use AsyncEngine or a server"
+            )
         self.config = startup.prepare(given)
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:

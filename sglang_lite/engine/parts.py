@@ -31,12 +31,15 @@ class CoreParts:
 
     Attributes:
         depth: plans in flight at once.
+        watch: takes a function, which is called with a sentence, in a thread of its own, when something outside this
+            process that the executor needs is lost: the core may be idle then and would not notice.
     """
 
     scheduler: Scheduler
     executor: Executor
     info: EngineInfo
     depth: int
+    watch: Callable[[Callable[[str], None]], None] = lambda on_loss: None
 
 
 Build = Callable[[ServerConfig, Report], CoreParts]
@@ -64,7 +67,8 @@ def make_scheduler(config: ServerConfig, info: EngineInfo) -> Scheduler:
             policy=policy,
             low_priority_first=config.schedule_low_priority_values_first,
             eviction_policy=eviction,
-            enable_radix_cache=not config.disable_radix_cache,
+            # Going on from cached pages would take the recurrent state behind them, which nothing keeps.
+            enable_radix_cache=not config.disable_radix_cache and info.recurrent_state is None,
             # An id that the model has no logit for can be neither drawn nor suppressed.
             eos_token_ids=tuple(token for token in info.eos_token_ids if 0 <= token < info.vocab_size),
             max_wait_ms=config.max_wait_ms,

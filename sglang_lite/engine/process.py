@@ -21,6 +21,7 @@ import zmq
 from sglang_lite.config import ServerConfig
 from sglang_lite.engine import watchdog
 from sglang_lite.engine.core import EngineCore
+from sglang_lite.engine.frames import encode_control
 from sglang_lite.engine.launch import LaunchMessage
 from sglang_lite.engine.messages import Failure, Progress, Ready
 from sglang_lite.engine.parts import Build
@@ -77,6 +78,7 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
     info = parts.info
     seconds = {**info.startup_seconds, "total": time.monotonic() - started}
     transport.send(Ready(msgspec.structs.replace(info, process_id=os.getpid(), startup_seconds=seconds)))
+    parts.watch(lambda reason: _end_with(f"engine core failed: {reason}", launch.egress))
     try:
         core = EngineCore(parts.scheduler, parts.executor, transport, depth=parts.depth)
         watchdog.watch(lambda: core.turn_started, config.watchdog_timeout)
@@ -87,6 +89,18 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
         return EXIT_FAULT
     parts.executor.close()
     return 0
+
+
+def _end_with(message: str, egress: tuple[str, ...]) -> None:
+    """Tell the fronts why and end this process. For any thread: the loop may sleep, or wait for what is lost."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    for endpoint in egress:
+        socket = context.socket(zmq.PUSH)
+        socket.connect(endpoint)
+        socket.send_multipart(encode_control(Failure(message, startup=False)))
+        socket.close(int(FAREWELL_SECONDS * 1000))
+    context.term()
+    os._exit(EXIT_FAULT)
 
 
 def _read_line(descriptor: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
@@ -39,5 +40,24 @@ class InterruptibleExecutor(Protocol):
         """Whether ``collect`` would return at once; waits up to ``timeout`` seconds for that."""
 
 
+@runtime_checkable
+class AdaptingExecutor(Protocol):
+    """What an executor with low-rank adapters offers beside ``Executor``.
+
+    Plans submitted before a call run before it takes effect, those submitted after it run with it. The caller sees to
+    it that no plan names a slot while that is being filled.
+    """
+
+    def load_adapter(self, slot: int, directory: str) -> Future[None]:
+        """Read an adapter and put it into a slot; returns at once. The future fails with ``StartupError``."""
+
+    def unload_adapter(self, slot: int) -> Future[None]:
+        """Empty a slot."""
+
+
 class ExecutionError(Exception):
     """A forward pass failed. The requests of that plan end with an error; the engine goes on."""
+
+
+class RankLostError(Exception):
+    """A rank that shares the model failed or is gone, and with it the replica: no step can run any more."""

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,15 +16,20 @@ from sglang_lite.adapters.base import KVGeometry
 from sglang_lite.adapters.capability import resolve_device
 from sglang_lite.adapters.cpu import CpuOperations
 from sglang_lite.config import ServerConfig
+from sglang_lite.execution.base import Executor, RankLostError
+from sglang_lite.execution.context_length import served_context_length
 from sglang_lite.execution.executor import TorchExecutor
-from sglang_lite.execution.memory import available_memory, plan_kv_budget
+from sglang_lite.execution.memory import WORKSPACE_SHARE, available_memory, plan_kv_budget
 from sglang_lite.execution.model_runner import ModelRunner
+from sglang_lite.execution.recurrent_limits import plan_rows
 from sglang_lite.execution.warm_up import warm_up
+from sglang_lite.layers.parallel import SINGLE, ParallelGroup
 from sglang_lite.models.base import CausalLanguageModel
-from sglang_lite.models.dense_names import expected_tensors
 from sglang_lite.models.description import ModelDescription
-from sglang_lite.models.registry import load_model
+from sglang_lite.models.model_description import KVDescription
+from sglang_lite.models.registry import expected_tensors, load_model
 from sglang_lite.models.repository import resolve_model_path
+from sglang_lite.models.share import share_of
 from sglang_lite.types import StartupError
 
 DEFAULT_MAX_RUNNING_REQUESTS = 256
@@ -50,6 +55,7 @@ class EngineLimits:
         dtype, kv_dtype: names as in the configuration ("float32", "bfloat16").
         weight_bytes: of the model's parameters.
         startup_seconds: phase -> seconds.
+        row_state_bytes: recurrent state of one request; 0 for models without.
     """
 
     geometry: KVGeometry
@@ -59,6 +65,20 @@ class EngineLimits:
     kv_dtype: str
     weight_bytes: int
     startup_seconds: dict[str, float]
+    row_state_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRunner:
+    """A model runner of one rank, before its first step.
+
+    Attributes:
+        num_threads: of one operation of the thread that runs it.
+    """
+
+    runner: ModelRunner
+    limits: EngineLimits
+    num_threads: int
 
 
 def build_executor(
@@ -67,8 +87,8 @@ def build_executor(
     *,
     directory: Path | str | None = None,
     report: Callable[[str, float], None] = lambda message, fraction: None,
-) -> tuple[TorchExecutor, EngineLimits]:
-    """Check the device, load the weights, allocate the pool, run a first step.
+) -> tuple[Executor, EngineLimits]:
+    """Check the device, load the weights, allocate the pool, run a first step; with the other ranks, if there are any.
 
     Args:
         config: of the server.
@@ -77,43 +97,100 @@ def build_executor(
         report: called with (message, fraction done).
 
     Raises:
+        StartupError: device, dtype, checkpoint or capacity cannot be served, or another rank failed.
+    """
+    if directory is None:
+        directory = resolve_model_path(config.model_path or "", revision=config.revision)
+    executor: Executor
+    if config.tp_size > 1:
+        from sglang_lite.execution.parallel_executor import start_ranks
+
+        executor, built = start_ranks(config, lambda group: build_runner(config, description, directory, report, group))
+    else:
+        built = build_runner(config, description, directory, report)
+        executor = TorchExecutor(built.runner, num_threads=built.num_threads)
+    report("warming up", 0.9)
+    started = time.monotonic()
+    try:
+        warm_up(executor, built.limits.geometry, built.limits.context_length)
+    except RankLostError as error:
+        executor.close()
+        raise StartupError(str(error)) from error
+    seconds = {**built.limits.startup_seconds, "first_step": time.monotonic() - started}
+    return executor, replace(built.limits, startup_seconds=seconds)
+
+
+def build_runner(
+    config: ServerConfig,
+    description: ModelDescription,
+    directory: Path | str,
+    report: Callable[[str, float], None] = lambda message, fraction: None,
+    parallel: ParallelGroup = SINGLE,
+) -> BuiltRunner:
+    """What one rank runs: its share of the weights, and of every page of the pool.
+
+    Raises:
         StartupError: device, dtype, checkpoint or capacity cannot be served.
     """
     resolve_device(config.device)
     dtype = _dtype("--dtype", config.dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _dtype("--kv-cache-dtype", config.kv_cache_dtype)
-    num_threads = _num_threads()
+    num_threads = max(1, _num_threads() // (parallel.size // config.nnodes))
     started = time.monotonic()
-    available = available_memory()
-    bytes_per_token = KVGeometry(
-        1, 1, description.num_layers, description.num_kv_heads, description.head_dim, kv_dtype
-    ).bytes_per_token
+    # Ranks and replicas on the host share its memory; elsewhere each has a device.
+    available = available_memory() // (parallel.size * config.dp_size)
+    kv = share_of(description, parallel.size).kv
     weight_bytes = _weight_bytes(description, dtype)
-    context_length = config.context_length or description.context_length
-    budget = plan_kv_budget(config, bytes_per_token, max(0, available - weight_bytes), context_length)
-    geometry = KVGeometry(
-        budget.num_pages,
-        config.page_size,
-        description.num_layers,
-        description.num_kv_heads,
-        description.head_dim,
-        kv_dtype,
+    context_length = served_context_length(config, description, selects_keys=True)
+    available = max(0, available - weight_bytes // parallel.size)
+    rows = plan_rows(
+        config,
+        description.recurrent,
+        activation_bytes=dtype.itemsize,
+        available_bytes=available,
+        default_rows=DEFAULT_MAX_RUNNING_REQUESTS,
+    )
+    budget = plan_kv_budget(
+        config,
+        kv_geometry(kv, 1, 1, kv_dtype).bytes_per_token,
+        available - rows.state_bytes,
+        context_length,
+        workspace_share=WORKSPACE_SHARE if kv.num_tensors > 1 else 0.0,
     )
     ops = CpuOperations(workspace_bytes=budget.workspace_bytes)
+    num_pages = _agree_on_pages(budget.num_pages, parallel, ops.device)
+    geometry = kv_geometry(kv, num_pages, config.page_size, kv_dtype)
     report("loading weights", 0.1)
-    if directory is None:
-        directory = resolve_model_path(config.model_path or "", revision=config.revision)
-    model = _load(config, directory, ops, dtype, context_length, num_threads)
-    loaded = time.monotonic()
-    report("warming up", 0.9)
-    num_rows = config.max_running_requests or DEFAULT_MAX_RUNNING_REQUESTS
-    runner = ModelRunner(model, ops, geometry, num_rows=num_rows, seed=config.random_seed)
-    executor = TorchExecutor(runner, num_threads=num_threads)
-    warm_up(executor, geometry, context_length)
-    seconds = {"load": loaded - started, "first_step": time.monotonic() - loaded}
+    model = _load(config, directory, ops, dtype, context_length, num_threads, parallel)
+    seconds = {"load": time.monotonic() - started}
+    runner = ModelRunner(model, ops, geometry, num_rows=rows.num_rows, seed=config.random_seed, parallel=parallel)
     names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-    limits = EngineLimits(geometry, context_length, num_rows, names[dtype], names[kv_dtype], weight_bytes, seconds)
-    return executor, limits
+    limits = EngineLimits(
+        geometry,
+        context_length,
+        rows.num_rows,
+        names[dtype],
+        names[kv_dtype],
+        weight_bytes,
+        seconds,
+        rows.row_bytes,
+    )
+    return BuiltRunner(runner, limits, num_threads)
+
+
+def kv_geometry(kv: KVDescription, num_pages: int, page_size: int, dtype: torch.dtype) -> KVGeometry:
+    """The pool for what a token leaves in it."""
+    latent_width = kv.value_width if kv.num_tensors == 1 else 0
+    return KVGeometry(
+        num_pages, page_size, kv.num_layers, kv.num_kv_heads, kv.key_width, dtype, kv.num_tensors, latent_width
+    )
+
+
+def _agree_on_pages(num_pages: int, parallel: ParallelGroup, device: torch.device) -> int:
+    """The pages of the rank that has least room: one page table serves all ranks."""
+    if parallel.size == 1:
+        return num_pages
+    return int(parallel.all_gather(torch.tensor([num_pages], dtype=torch.int64, device=device), 0).min())
 
 
 def _load(
@@ -123,6 +200,7 @@ def _load(
     dtype: torch.dtype,
     context_length: int,
     num_threads: int,
+    parallel: ParallelGroup,
 ) -> CausalLanguageModel:
     """Load the model in a thread that ends.
 
@@ -139,6 +217,8 @@ def _load(
             dtype=dtype,
             overrides=config.json_model_override_args,
             context_length=context_length,
+            progress=parallel.rank == 0,
+            parallel=parallel,
         )
         return model
 

@@ -4,15 +4,44 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 import torch
 
 from sglang_lite.execution.base import ExecutionError
+from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, frozen=True)
+class _Task:
+    """Something to do between two plans, and who waits for it."""
+
+    action: Callable[[], None]
+    done: Future[None]
+
+    def run(self) -> None:
+        _settling(self.action, self.done)()
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+def _settling(action: Callable[[], None], future: Future[None]) -> Callable[[], None]:
+    """``action`` with whatever goes wrong in it handed to the future: nobody else would hear of it."""
+
+    def run() -> None:
+        try:
+            action()
+        except Exception as error:  # whatever failed, it is the caller's to tell
+            future.set_exception(error)
+
+    return run
 
 
 class TorchExecutor:
@@ -26,7 +55,7 @@ class TorchExecutor:
     def __init__(self, runner: ModelRunner, *, num_threads: int | None = None) -> None:
         self._runner = runner
         self._num_threads = num_threads
-        self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
+        self._plans: SimpleQueue[StepPlan | _Task | None] = SimpleQueue()
         self._results: SimpleQueue[StepOutput | ExecutionError] = SimpleQueue()
         self._arrived: StepOutput | ExecutionError | None = None
         self._in_flight = 0
@@ -66,6 +95,31 @@ class TorchExecutor:
                 return False
         return True
 
+    def load_adapter(self, slot: int, directory: str) -> Future[None]:
+        """Read an adapter in a thread of its own, then put it into a slot between two plans."""
+        future: Future[None] = Future()
+        adapters = self._adapters()
+
+        def read() -> None:
+            torch.set_num_threads(1)  # counts for this thread, which only copies: no thread pool of its own
+            weights = adapters.read(directory)
+            self._plans.put(_Task(lambda: adapters.install(slot, weights), future))
+
+        threading.Thread(target=_settling(read, future), name="load adapter", daemon=True).start()
+        return future
+
+    def unload_adapter(self, slot: int) -> Future[None]:
+        """Empty a slot between two plans."""
+        future: Future[None] = Future()
+        adapters = self._adapters()
+        self._plans.put(_Task(lambda: adapters.clear(slot), future))
+        return future
+
+    def _adapters(self) -> ModelAdapters:
+        if self._runner.adapters is None:
+            raise RuntimeError("the model was loaded without adapters (--enable-lora)")
+        return self._runner.adapters
+
     @property
     def in_flight(self) -> int:
         """Plans submitted and not yet collected."""
@@ -83,7 +137,10 @@ class TorchExecutor:
         while (plan := self._plans.get()) is not None:
             if self._closing.is_set():
                 continue
-            self._results.put(self._run(plan))
+            if isinstance(plan, _Task):
+                plan.run()
+            else:
+                self._results.put(self._run(plan))
 
     def _run(self, plan: StepPlan) -> StepOutput | ExecutionError:
         try:

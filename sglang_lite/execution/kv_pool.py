@@ -12,30 +12,17 @@ from sglang_lite.types import StartupError
 
 def kv_page_layout(geometry: KVGeometry) -> KVPageLayout:
     """Byte offsets within a pool of this geometry."""
-    return KVPageLayout.for_heads(
-        page_size=geometry.page_size,
-        num_layers=geometry.num_layers,
-        num_kv_heads=geometry.num_kv_heads,
-        head_dim=geometry.head_dim,
-        element_bytes=geometry.dtype.itemsize,
-    )
+    width = geometry.key_width * geometry.dtype.itemsize
+    return KVPageLayout(geometry.page_size, geometry.num_layers, (width,) * geometry.num_tensors)
 
 
 def allocate_kv_pool(geometry: KVGeometry, device: torch.device) -> Tensor:
-    """A pool [pages, layers, 2, page_size, G, D], contiguous.
+    """A pool [pages, layers, tensors, page_size, G, D], contiguous.
 
     Host memory is only reserved: the operating system hands out (zeroed) memory as pages are first written.
     """
-    shape = (
-        geometry.num_pages,
-        geometry.num_layers,
-        2,
-        geometry.page_size,
-        geometry.num_kv_heads,
-        geometry.head_dim,
-    )
     try:
-        pool = torch.empty(shape, dtype=geometry.dtype, device=device)
+        pool = torch.empty(geometry.pool_shape, dtype=geometry.dtype, device=device)
     except RuntimeError as error:
         size = geometry.num_pages * geometry.page_bytes / 2**30
         raise StartupError(

@@ -25,15 +25,15 @@ def score_positions(logits: Tensor, token_ids: Int32Array, top: int, extra_ids: 
         extra_ids: further tokens scored at every position.
     """
     log_total = logits.logsumexp(dim=-1, keepdim=True)
-    tokens = torch.from_numpy(token_ids).long().unsqueeze(1)
+    tokens = torch.from_numpy(token_ids).long().unsqueeze(1).to(logits.device)
     scores = (logits.gather(1, tokens.clamp(min=0)) - log_total).masked_fill_(tokens < 0, torch.nan)
     top_values, top_ids = logits.topk(min(top, logits.shape[1]), dim=-1)
     extra = logits[:, list(extra_ids)] - log_total if extra_ids else logits.new_empty(logits.shape[0], 0)
     return ScoredPositions(
-        logprobs=scores.squeeze(1).numpy(),
-        top_ids=top_ids.int().numpy(),
-        top_logprobs=(top_values - log_total).numpy(),
-        extra_logprobs=extra.numpy(),
+        logprobs=scores.squeeze(1).cpu().numpy(),
+        top_ids=top_ids.int().cpu().numpy(),
+        top_logprobs=(top_values - log_total).cpu().numpy(),
+        extra_logprobs=extra.cpu().numpy(),
     )
 
 

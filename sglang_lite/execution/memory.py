@@ -31,7 +31,14 @@ class KVBudget:
     workspace_bytes: int
 
 
-def plan_kv_budget(config: ServerConfig, bytes_per_token: int, available_bytes: int, context_length: int) -> KVBudget:
+def plan_kv_budget(
+    config: ServerConfig,
+    bytes_per_token: int,
+    available_bytes: int,
+    context_length: int,
+    *,
+    workspace_share: float = WORKSPACE_SHARE,
+) -> KVBudget:
     """Pages of the pool: from ``--max-total-tokens``, else from ``--num-reserved-decode-tokens`` where that counts
     (a prefill/decode mode, or set by hand on CPU), else from the memory that is left.
 
@@ -39,6 +46,7 @@ def plan_kv_budget(config: ServerConfig, bytes_per_token: int, available_bytes: 
         bytes_per_token: of one token over all layers.
         available_bytes: memory that may be used beside the weights.
         context_length: of the model, for the message when the memory does not hold one page.
+        workspace_share: part of the memory for KV that is left to attention; 0 for latent rows, which it never copies.
 
     Raises:
         StartupError: a size of zero, or slots that do not fill whole pages.
@@ -48,7 +56,7 @@ def plan_kv_budget(config: ServerConfig, bytes_per_token: int, available_bytes: 
         raise StartupError(f"--page-size {page_size}: a page holds at least 1 token; 16 is the default")
     share = config.mem_fraction_static or DEFAULT_MEMORY_SHARE
     budget = int(available_bytes * share)
-    workspace = int(budget * WORKSPACE_SHARE)
+    workspace = int(budget * workspace_share)
     asked = _slots_asked_for(config)
     if asked is not None:
         flag, slots = asked

@@ -6,17 +6,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_lite.adapters.base import AttentionBatch, KVGeometry, Operations
+from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, Operations
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
+from sglang_lite.execution.model_adapters import ModelAdapters
+from sglang_lite.execution.recurrent_state import RecurrentStatePool
 from sglang_lite.execution.sampler import Sampler
-from sglang_lite.models.base import CausalLanguageModel
+from sglang_lite.layers.parallel import SINGLE, ParallelGroup
+from sglang_lite.models.base import CausalLanguageModel, RecurrentLanguageModel
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
 from sglang_lite.types import Int32Array
 
 
 class ModelRunner:
-    """Runs plans one after another. Owns the KV pool and the last token of every row.
+    """Runs plans one after another. Owns the KV pool, and the last token and recurrent state of every row.
 
     Args:
         model: the model, on the device of ``ops``.
@@ -24,6 +27,8 @@ class ModelRunner:
         geometry: shape of the pool.
         num_rows: rows of the request table.
         seed: of the sampler, for requests without one.
+        parallel: the ranks that share the model. Rank 0 draws the tokens, the others take them from it.
+        adapters: low-rank adapters of the model; None when it was loaded without.
     """
 
     def __init__(
@@ -34,14 +39,21 @@ class ModelRunner:
         *,
         num_rows: int,
         seed: int | None = None,
+        parallel: ParallelGroup = SINGLE,
+        adapters: ModelAdapters | None = None,
     ) -> None:
         self.geometry = geometry
         self.pool = allocate_kv_pool(geometry, ops.device)
         self._model = model
         self._ops = ops
+        self._parallel = parallel
+        self.adapters = adapters
         self._sampler = Sampler(model.vocab_size, ops.device, seed)
         self._scorer = LogprobScorer(model.logits, model.vocab_size)
         self._last_token = torch.zeros(num_rows, dtype=torch.int64, device=ops.device)
+        self._recurrent: RecurrentStatePool | None = None
+        if isinstance(model, RecurrentLanguageModel):
+            self._recurrent = RecurrentStatePool(model.recurrent, num_rows, model.activation_dtype, ops)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
@@ -58,8 +70,10 @@ class ModelRunner:
             rows=plan.rows,
         )
         attention_plan = self._ops.plan_attention(batch, self.geometry)
+        if self.adapters is not None:
+            self.adapters.select(plan)
         positions = torch.from_numpy(plan.positions.astype(np.int64))
-        hidden = self._model.forward(self._input_ids(plan), positions, self.pool, attention_plan)
+        hidden = self._forward(plan, positions, attention_plan)
         if len(plan.sample_index) == 0:
             tokens = np.empty(0, dtype=np.int32)
             return StepOutput(plan.step, tokens, self._scorer.score(plan, hidden, None, tokens))
@@ -67,6 +81,13 @@ class ModelRunner:
         raw_logits = self._scorer.keep_raw(plan, logits)
         tokens = self._sample(plan, logits)
         return StepOutput(plan.step, tokens, self._scorer.score(plan, hidden, raw_logits, tokens))
+
+    def _forward(self, plan: StepPlan, positions: Tensor, attention_plan: AttentionPlan) -> Tensor:
+        ids = self._input_ids(plan)
+        if self._recurrent is None:
+            return self._model.forward(ids, positions, self.pool, attention_plan)
+        assert isinstance(self._model, RecurrentLanguageModel)  # or there would be no states
+        return self._model.forward(ids, positions, self.pool, attention_plan, self._recurrent.step(plan))
 
     def _input_ids(self, plan: StepPlan) -> Tensor:
         """int64[T]: a decode row's token comes from the step before, wherever the plan does not name it."""
@@ -86,7 +107,11 @@ class ModelRunner:
 
     def _sample(self, plan: StepPlan, logits: Tensor) -> Int32Array:
         rows = plan.rows[plan.sample_index]
-        tokens = self._sampler.sample(logits, plan.sampling, rows, plan.generated, plan.suppressed, plan.resumed)
+        if self._parallel.rank == 0:
+            tokens = self._sampler.sample(logits, plan.sampling, rows, plan.generated, plan.suppressed, plan.resumed)
+        else:
+            tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        tokens = self._parallel.broadcast(tokens)
         # A row without a token ends; what it would feed next must only be a valid index.
         self._last_token.index_copy_(0, torch.from_numpy(rows).long(), tokens.clamp(min=0))
         return tokens.int().cpu().numpy()

@@ -7,6 +7,7 @@ ended the sequence (the stop token, or the token with which a stop string was co
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,7 +181,12 @@ class OutputProcessor:
 
     def fail_all(self, message: str, status: int, now: float) -> list[SequenceState]:
         """End every running sequence, because the engine is gone; returns those that were running."""
-        running = [state for state in self._states.values() if state.finish_reason is None]
+        return self.fail(list(self._states), message, status, now)
+
+    def fail(self, keys: Iterable[int], message: str, status: int, now: float) -> list[SequenceState]:
+        """End these sequences where they run; returns those that did."""
+        known = (self._states.get(key) for key in keys)
+        running = [state for state in known if state is not None and state.finish_reason is None]
         for state in running:
             self._flush(state)
             state.finish_reason = abort_reason(message, status)

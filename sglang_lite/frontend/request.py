@@ -20,6 +20,7 @@ class GenerateRequest:
         logprob_start_len: first prompt position to score, -1 for none.
         namespace: prefix-cache name space (``cache_salt`` and ``extra_key``).
         timeout: seconds until the request is ended, None for the server's default.
+        replica: the data parallel replica that shall serve it, None for any.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class GenerateRequest:
     priority: int = 0
     namespace: str = ""
     timeout: float | None = None
+    replica: int | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_field:

@@ -28,6 +28,8 @@ class Attention:
         output_proj: H * D -> hidden.
         query_norm, key_norm: weights [D] of the norms applied per head before rotation, or both None.
         sliding_window: keys a query sees, itself included; None for all.
+        sinks: float32[H], one more logit a head in the softmax's denominator; None without.
+        score_cap: c of c * tanh(s / c) on the scaled scores; None without.
     """
 
     __slots__ = (
@@ -41,6 +43,8 @@ class Attention:
         "_qkv_proj",
         "_query_norm",
         "_scale",
+        "_score_cap",
+        "_sinks",
         "_sliding_window",
         "_split_sizes",
     )
@@ -57,6 +61,8 @@ class Attention:
         key_norm: Tensor | None,
         norm_eps: float,
         sliding_window: int | None,
+        sinks: Tensor | None = None,
+        score_cap: float | None = None,
     ) -> None:
         self._ops = ops
         self._layer = layer
@@ -66,6 +72,8 @@ class Attention:
         self._key_norm = key_norm
         self._norm_eps = norm_eps
         self._sliding_window = sliding_window
+        self._sinks = sinks
+        self._score_cap = score_cap
         self._scale = shape.scale
         self._head_dim = shape.head_dim
         self._split_sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
@@ -81,6 +89,15 @@ class Attention:
             key = ops.rms_norm(key, self._key_norm, self._norm_eps)
         query, key = ops.rotary_neox(query, key, cos, sin)
         mixed = ops.attention(
-            query, key, value, pool, self._layer, plan, scale=self._scale, sliding_window=self._sliding_window
+            query,
+            key,
+            value,
+            pool,
+            self._layer,
+            plan,
+            scale=self._scale,
+            sliding_window=self._sliding_window,
+            sinks=self._sinks,
+            logit_cap=self._score_cap,
         )
         return self._output_proj(mixed)

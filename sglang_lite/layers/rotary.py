@@ -69,8 +69,9 @@ class RotaryTable:
     """cos and sin of every position below ``num_positions``, one row a position.
 
     A table rather than cos and sin of the step's positions: a position's values then never depend on the batch.
-    Rows past ``_EAGER_POSITIONS`` are computed when a position first needs them, so that the memory of a context of
-    a million tokens is only spent when it is used.
+    On the host, rows past ``_EAGER_POSITIONS`` are computed when a position first needs them, so that the memory of a
+    context of a million tokens is only spent when it is used. Elsewhere looking at the positions would stall the
+    device, so that all rows are there from the start.
     """
 
     def __init__(self, rope: RopeParameters, num_positions: int, device: torch.device) -> None:
@@ -80,7 +81,7 @@ class RotaryTable:
         self._attention_factor = rope.attention_factor
         self._table = torch.empty(num_positions, rope.rotary_dim, dtype=torch.float32, device=device)
         self._num_filled = 0
-        self._fill(_EAGER_POSITIONS)
+        self._fill(_EAGER_POSITIONS if device.type == "cpu" else num_positions)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """int64[T] -> cos and sin, each float32[T, rotary_dim / 2] (views of one gather).

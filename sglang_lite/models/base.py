@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionPlan
+from sglang_lite.layers.recurrent_step import RecurrentStep
+from sglang_lite.models.model_description import RecurrentDescription
 
 
 class CausalLanguageModel(Protocol):
@@ -29,3 +32,25 @@ class CausalLanguageModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, hidden] -> float32[S, vocab]."""
+
+
+@runtime_checkable
+class RecurrentLanguageModel(Protocol):
+    """What a ``CausalLanguageModel`` offers beside that when some of its layers carry a state from token to token."""
+
+    @property
+    def recurrent(self) -> RecurrentDescription:
+        """Shapes of the state, for one sequence."""
+
+    @property
+    def activation_dtype(self) -> torch.dtype: ...
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        pool: Tensor,
+        plan: AttentionPlan,
+        recurrent: RecurrentStep | None = None,
+    ) -> Tensor:
+        """As ``CausalLanguageModel.forward``; ``recurrent`` is needed, and the states in it are moved on."""

@@ -5,7 +5,7 @@ A damaged or mismatched checkpoint is found here, before any weight is read or m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,19 @@ from sglang_lite.types import StartupError
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRequirement:
+    """What a tensor must look like.
+
+    Attributes:
+        shapes: one of these; the first is the usual one.
+        dtypes: one of these, in safetensors' names.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: frozenset[str] = FLOATING_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +58,48 @@ class Checkpoint:
             return cls(directory, _read_indexed(index))
         return cls(directory, _read_unindexed(_unindexed_files(directory)))
 
-    def require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Check that every tensor of ``shapes`` is there, with that shape and a floating-point type.
+    def renamed(self, canonical_name: Callable[[str], str]) -> Checkpoint:
+        """The same tensors under other names, of which several spellings may lead to one.
+
+        Raises:
+            StartupError: two tensors get one name.
+        """
+        tensors: dict[str, TensorEntry] = {}
+        for name, entry in self.tensors.items():
+            canonical = canonical_name(name)
+            if canonical in tensors:
+                raise StartupError(
+                    f"tensors {tensors[canonical].name} and {name} ({entry.file}) are spellings of one tensor, "
+                    f"{canonical}; the checkpoint must hold it once"
+                )
+            tensors[canonical] = entry
+        return Checkpoint(self.directory, tensors)
+
+    def require(self, requirements: Mapping[str, tuple[int, ...] | TensorRequirement]) -> None:
+        """Check that every named tensor is there, with its shape and a type that it may have (floating-point unless
+        the requirement says otherwise).
 
         Raises:
             StartupError: the first tensor that is not, by name.
         """
-        for name, shape in shapes.items():
+        for name, requirement in requirements.items():
+            if not isinstance(requirement, TensorRequirement):
+                requirement = TensorRequirement((requirement,))
             entry = self.tensors.get(name)
             if entry is None:
                 raise StartupError(
                     f"missing checkpoint tensor {name} (not in any safetensors file under {self.directory})"
                 )
-            if entry.shape != shape:
+            if entry.shape not in requirement.shapes:
                 raise StartupError(
-                    f"tensor {name} shape {list(entry.shape)} does not match expected {list(shape)} ({entry.file}); "
+                    f"tensor {name} shape {list(entry.shape)} does not match expected "
+                    f"{' or '.join(str(list(shape)) for shape in requirement.shapes)} ({entry.file}); "
                     f"config.json and the weights are of different models"
                 )
-            if entry.dtype not in FLOATING_DTYPES:
+            if entry.dtype not in requirement.dtypes:
                 raise StartupError(
                     f"tensor {name} has dtype {entry.dtype} ({entry.file}); "
-                    f"supported weight types: {', '.join(sorted(FLOATING_DTYPES))}"
+                    f"supported weight types: {', '.join(sorted(requirement.dtypes))}"
                 )
 
 

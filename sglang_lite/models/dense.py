@@ -1,18 +1,22 @@
-"""The dense decoder shared by Llama, Mistral, Qwen2 and Qwen3."""
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3, which takes other blocks for other families."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionPlan, Operations, PackedLinear
-from sglang_lite.layers.attention import Attention, AttentionShape
-from sglang_lite.layers.mlp import GatedMLP
+from sglang_lite.layers.feed_forward import FeedForward
+from sglang_lite.layers.parallel import ParallelEmbedding
 from sglang_lite.layers.rotary import RotaryTable
+from sglang_lite.layers.self_attention import SelfAttention
+from sglang_lite.models.decoder_loader import LayerLoader
 from sglang_lite.models.dense_names import EMBEDDING, FINAL_NORM, LM_HEAD, layer_prefix
 from sglang_lite.models.description import ModelDescription
+from sglang_lite.models.linear_loader import LinearLoader
 from sglang_lite.models.weight_reader import WeightReader
 
 
@@ -24,9 +28,9 @@ class DenseLayer:
     residual addition fuses with the norm behind it.
     """
 
-    attention: Attention
+    attention: SelfAttention
     post_attention_norm: Tensor
-    mlp: GatedMLP
+    mlp: FeedForward
     next_norm: Tensor
 
 
@@ -38,7 +42,7 @@ class DenseDecoder:
         description: ModelDescription,
         ops: Operations,
         rotary: RotaryTable,
-        embedding: Tensor,
+        embed: ParallelEmbedding,
         first_norm: Tensor,
         layers: list[DenseLayer],
         lm_head: PackedLinear,
@@ -47,10 +51,11 @@ class DenseDecoder:
         self.num_kv_heads = description.num_kv_heads
         self.head_dim = description.head_dim
         self.vocab_size = description.vocab_size
+        self.kv = description.kv
         self._ops = ops
         self._eps = description.rms_norm_eps
         self._rotary = rotary
-        self._embedding = embedding
+        self._embed = embed
         self._first_norm = first_norm
         self._layers = layers
         self._lm_head = lm_head
@@ -60,7 +65,7 @@ class DenseDecoder:
         """int64[T] ids and positions -> [T, hidden], after the final norm. Writes the tokens' KV into the pool."""
         add_rms_norm, eps = self._ops.add_rms_norm, self._eps
         cos, sin = self._rotary.at(positions)
-        residual = self._ops.embedding(token_ids, self._embedding)
+        residual = self._embed(token_ids)
         x = self._ops.rms_norm(residual, self._first_norm, eps)
         for layer in self._layers:
             x = layer.attention(x, cos, sin, pool, plan)
@@ -75,9 +80,16 @@ class DenseDecoder:
         return self._lm_head(hidden).float()
 
 
-def build_dense_decoder(
-    description: ModelDescription, reader: WeightReader, ops: Operations, num_positions: int
-) -> DenseDecoder:
+LayerBlocks = Callable[[LayerLoader, int], tuple[SelfAttention, FeedForward]]
+"""Loads the two blocks of a layer, given its index."""
+
+
+def dense_blocks(loader: LayerLoader, layer: int) -> tuple[SelfAttention, FeedForward]:
+    """The blocks of a layer without experts."""
+    return loader.attention(layer), loader.dense_mlp(layer)
+
+
+def build(description: ModelDescription, reader: WeightReader, ops: Operations, num_positions: int) -> DenseDecoder:
     """Read the weights and hand the matrices to the device's packing.
 
     Args:
@@ -86,50 +98,30 @@ def build_dense_decoder(
         ops: operations of the device the model runs on.
         num_positions: positions the rotary table covers.
     """
-    embedding = reader.read(EMBEDDING)
+    return build_decoder(description, reader, ops, num_positions, dense_blocks)
+
+
+def build_decoder(
+    description: ModelDescription,
+    reader: WeightReader,
+    ops: Operations,
+    num_positions: int,
+    blocks: LayerBlocks,
+) -> DenseDecoder:
+    """As ``build`` for any family whose layers add attention and a feed-forward block behind a norm each."""
+    embedding = reader.read_vocabulary(EMBEDDING)
     first_norm = next_norm = reader.read(f"{layer_prefix(0)}input_layernorm.weight")
+    linears = LinearLoader(reader, ops)
+    loader = LayerLoader(description, reader, linears, ops)
     layers: list[DenseLayer] = []
     for layer in range(description.num_layers):
         is_last = layer + 1 == description.num_layers
         next_norm = reader.read(FINAL_NORM if is_last else f"{layer_prefix(layer + 1)}input_layernorm.weight")
-        layers.append(_build_layer(description, reader, ops, layer, next_norm))
+        attention, feed_forward = blocks(loader, layer)
+        post_attention_norm = reader.read(f"{layer_prefix(layer)}post_attention_layernorm.weight")
+        layers.append(DenseLayer(attention, post_attention_norm, feed_forward, next_norm))
     tied = description.tie_word_embeddings
-    lm_head = ops.pack_linear(embedding if tied else reader.read(LM_HEAD), None, shared=tied)
+    lm_head = linears.tied_vocabulary(embedding, description.vocab_size) if tied else linears.vocabulary(LM_HEAD)
+    embed = ParallelEmbedding(ops, embedding, reader.parallel)
     rotary = RotaryTable(description.rope, num_positions, ops.device)
-    return DenseDecoder(description, ops, rotary, embedding, first_norm, layers, lm_head)
-
-
-def _build_layer(
-    description: ModelDescription, reader: WeightReader, ops: Operations, layer: int, next_norm: Tensor
-) -> DenseLayer:
-    prefix = layer_prefix(layer)
-
-    def linear(*names: str, has_bias: bool) -> PackedLinear:
-        """Projections of one input, merged into one matrix by rows."""
-        weight = reader.read_merged([f"{prefix}{name}.weight" for name in names])
-        bias = reader.read_merged([f"{prefix}{name}.bias" for name in names]) if has_bias else None
-        return ops.pack_linear(weight, bias)
-
-    has_norms = description.query_key_norm
-    attention = Attention(
-        ops,
-        AttentionShape(
-            num_heads=description.num_heads,
-            num_kv_heads=description.num_kv_heads,
-            head_dim=description.head_dim,
-            scale=description.head_dim**-0.5,
-        ),
-        layer,
-        linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", has_bias=description.qkv_bias),
-        linear("self_attn.o_proj", has_bias=description.output_bias),
-        query_norm=reader.read(f"{prefix}self_attn.q_norm.weight") if has_norms else None,
-        key_norm=reader.read(f"{prefix}self_attn.k_norm.weight") if has_norms else None,
-        norm_eps=description.rms_norm_eps,
-        sliding_window=description.sliding_windows[layer],
-    )
-    mlp = GatedMLP(
-        ops,
-        linear("mlp.gate_proj", "mlp.up_proj", has_bias=description.mlp_bias),
-        linear("mlp.down_proj", has_bias=description.mlp_bias),
-    )
-    return DenseLayer(attention, reader.read(f"{prefix}post_attention_layernorm.weight"), mlp, next_norm)
+    return DenseDecoder(description, ops, rotary, embed, first_norm, layers, lm_head)

@@ -1,75 +1,56 @@
-"""What distinguishes the families that share the dense decoder, and which architectures are served.
+"""The table of model families: which architectures are served, and which are refused with a reason.
 
 Free of torch: the front process and the start-up checks use it.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from sglang_lite.models.deepseek_config import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM_5, KIMI_K25
+from sglang_lite.models.dense_config import LLAMA, MISTRAL, QWEN2, QWEN3
+from sglang_lite.models.family import Family
+from sglang_lite.models.gemma3_config import GEMMA3, GEMMA3_WRAPPED
+from sglang_lite.models.glm4_moe_config import GLM4_MOE
+from sglang_lite.models.gpt_oss_config import GPT_OSS
+from sglang_lite.models.qwen3_moe_config import QWEN3_MOE
+from sglang_lite.models.qwen_hybrid_config import QWEN3_5, QWEN3_5_WRAPPED, QWEN3_NEXT
 from sglang_lite.types import StartupError
 
-
-class WindowRule(enum.Enum):
-    """Which layers of a family attend through a sliding window when the configuration sets one."""
-
-    NONE = enum.auto()
-    EVERY_LAYER = enum.auto()
-    UPPER_LAYERS = enum.auto()
-    """Only with ``use_sliding_window``, and only layers from ``max_window_layers`` on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenseFamily:
-    """A family on the shared dense decoder: GQA, SwiGLU, RMS norm, neox rotary embedding.
-
-    A bias is True, False, or the key of config.json that decides (absent means False).
-
-    Attributes:
-        architecture: entry of ``architectures`` in config.json.
-        qkv_bias, output_bias, mlp_bias: which projections carry a bias.
-        query_key_norm: RMS norm of q and k per head, before rotation.
-        window: which layers use ``sliding_window``.
-    """
-
-    architecture: str
-    qkv_bias: bool | str = False
-    output_bias: bool | str = False
-    mlp_bias: bool | str = False
-    query_key_norm: bool = False
-    window: WindowRule = WindowRule.NONE
-
-
-LLAMA = DenseFamily(
-    architecture="LlamaForCausalLM",
-    qkv_bias="attention_bias",
-    output_bias="attention_bias",
-    mlp_bias="mlp_bias",
-)
-MISTRAL = DenseFamily(
-    architecture="MistralForCausalLM",
-    window=WindowRule.EVERY_LAYER,
-)
-QWEN2 = DenseFamily(
-    architecture="Qwen2ForCausalLM",
-    qkv_bias=True,
-    window=WindowRule.UPPER_LAYERS,
-)
-QWEN3 = DenseFamily(
-    architecture="Qwen3ForCausalLM",
-    qkv_bias="attention_bias",
-    output_bias="attention_bias",
-    query_key_norm=True,
-    window=WindowRule.UPPER_LAYERS,
+TABLE: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+    QWEN3_5,
+    QWEN3_5_WRAPPED,
+    GLM4_MOE,
+    GPT_OSS,
+    GEMMA3,
+    GEMMA3_WRAPPED,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    DEEPSEEK_V32,
+    GLM_5,
+    KIMI_K25,
 )
 
-FAMILIES: Mapping[str, DenseFamily] = MappingProxyType(
-    {family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {architecture: family for family in TABLE for architecture in family.architectures}
 )
+"""Architecture -> its family."""
+
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "DeepseekV4ForCausalLM": "its layers exchange several residual streams (hyper-connections) and its tensors "
+        "have names of their own; neither is implemented",
+    }
+)
+"""Architectures that people try, and why they are not served."""
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -77,8 +58,8 @@ def supported_architectures() -> tuple[str, ...]:
     return tuple(sorted(FAMILIES))
 
 
-def resolve_architecture(config: Mapping[str, Any], *, source: str = "config.json") -> DenseFamily:
-    """The family of the first supported entry of ``architectures``.
+def resolve_architecture(config: Mapping[str, Any], *, source: str = "config.json") -> tuple[str, Family]:
+    """The first supported entry of ``architectures`` and its family.
 
     Args:
         config: the parsed config.json.
@@ -101,7 +82,12 @@ def resolve_architecture(config: Mapping[str, Any], *, source: str = "config.jso
         )
     for name in requested:
         if name in FAMILIES:
-            return FAMILIES[name]
+            return name, FAMILIES[name]
+    for name in requested:
+        if name in REFUSED:
+            raise StartupError(
+                f"{source}: {name} is not served: {REFUSED[name]}. Supported architectures: {supported}."
+            )
     raise StartupError(
         f"{source}: no supported architecture among the requested {', '.join(requested)}. "
         f"Supported architectures: {supported}."

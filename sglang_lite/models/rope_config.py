@@ -56,6 +56,18 @@ def extended_context_length(config: ConfigReader) -> int:
     return int(length * rope.number("factor"))
 
 
+def yarn_score_magnitude(config: ConfigReader) -> float:
+    """Factor on attention scores that a scaled rotary embedding asks for beside its cos and sin.
+
+    DeepSeek's form of YaRN states ``mscale_all_dim``: the magnitude of all of a head's elements, those that do not
+    rotate included, so that it has to be in the scores (squared, once for the query and once for the key).
+    """
+    rope = _rope_reader(config)
+    if _rope_type(rope) == "default" or not rope.values.get("mscale_all_dim"):
+        return 1.0
+    return _magnitude(rope.number("factor"), rope.number("mscale_all_dim")) ** 2
+
+
 def _rope_reader(config: ConfigReader) -> ConfigReader:
     for key in ("rope_parameters", "rope_scaling"):
         value = config.values.get(key)

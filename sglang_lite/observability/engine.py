@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -61,10 +61,15 @@ class EngineCollector(Collector):
     """Exports the load snapshot it was last given.
 
     Args:
-        labels: values of the labels of the serving process; the rank labels of a single engine are added.
+        labels: values of the labels of the serving process; the rank labels of a single engine are added, and
+            ``dp_rank`` when there are several.
         context_length: most tokens of prompt and output together.
         weight_bytes, kv_cache_bytes: sizes, shown in GiB.
         startup_seconds: phase -> seconds.
+        num_replicas: engines whose snapshots are given.
+
+    Attributes:
+        snapshots: (replica, its load), empty while nothing is known.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class EngineCollector(Collector):
         weight_bytes: int = 0,
         kv_cache_bytes: int = 0,
         startup_seconds: Mapping[str, float] | None = None,
+        num_replicas: int = 1,
     ) -> None:
         ranks = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
         self._names = [*labels, *ranks]
@@ -82,16 +88,25 @@ class EngineCollector(Collector):
         self._context_length = context_length
         self._sizes = {"weight": weight_bytes / 2**30, "kv_cache": kv_cache_bytes / 2**30}
         self._startup = dict(startup_seconds or {})
-        self.snapshot: LoadLike | None = None
+        self._has_ranks = num_replicas > 1
+        self.snapshots: Sequence[tuple[int, LoadLike]] = ()
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"sglang:{name}", text, labels=self._names)
-        family.add_metric(self._values, value)
+    def _labels(self, replica: int | None) -> tuple[list[str], list[str]]:
+        """Names and values; ``replica`` None for what concerns the whole server."""
+        if replica is None or not self._has_ranks:
+            return self._names, self._values
+        return [*self._names, "dp_rank"], [*self._values, str(replica)]
+
+    def _gauge(self, name: str, text: str, value: float, replica: int | None = None) -> Metric:
+        names, values = self._labels(replica)
+        family = GaugeMetricFamily(f"sglang:{name}", text, labels=names)
+        family.add_metric(values, value)
         return family
 
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"sglang:{name}", text, labels=self._names)
-        family.add_metric(self._values, value)
+    def _counter(self, name: str, text: str, value: float, replica: int) -> Metric:
+        names, values = self._labels(replica)
+        family = CounterMetricFamily(f"sglang:{name}", text, labels=names)
+        family.add_metric(values, value)
         return family
 
     def describe(self) -> list[Metric]:
@@ -109,11 +124,22 @@ class EngineCollector(Collector):
         for phase, seconds in self._startup.items():
             startup.add_metric([*self._values, phase], seconds)
         yield startup
-        if self.snapshot is not None:
-            yield from self._gauges(self.snapshot)
-            yield from self._counters(self.snapshot)
+        families: dict[str, Metric] = {}
+        for replica, load in self.snapshots:
+            for family in (*self._gauges(load, replica), *self._counters(load, replica)):
+                first = families.setdefault(family.name, family)
+                if first is not family:
+                    first.samples.extend(family.samples)
+        yield from families.values()
+        if self.snapshots:
+            processes = CounterMetricFamily(
+                "sglang:process_cpu_seconds", "Processor seconds of each process.", labels=["component"]
+            )
+            processes.add_metric(["server"], time.process_time())
+            processes.add_metric(["scheduler"], sum(load.cpu_seconds for _, load in self.snapshots))
+            yield processes
 
-    def _gauges(self, load: LoadLike) -> Iterator[Metric]:
+    def _gauges(self, load: LoadLike, replica: int) -> Iterator[Metric]:
         capacity = load.max_running_requests
         gauges: list[tuple[str, str, float]] = [
             ("num_running_reqs", "Requests in the running batch.", load.num_running),
@@ -134,9 +160,9 @@ class EngineCollector(Collector):
             ("kv_used_tokens", "KV token slots held by requests.", load.used_tokens),
         ]
         for name, text, value in gauges:
-            yield self._gauge(name, text, value)
+            yield self._gauge(name, text, value, replica)
 
-    def _counters(self, load: LoadLike) -> Iterator[Metric]:
+    def _counters(self, load: LoadLike, replica: int) -> Iterator[Metric]:
         counters: list[tuple[str, str, float]] = [
             ("num_retracted_requests", "Preemptions for memory.", load.retractions),
             ("evicted_tokens", "Prefix-cache tokens evicted.", load.evicted_tokens),
@@ -144,17 +170,12 @@ class EngineCollector(Collector):
             ("scheduler_process_cpu_seconds", "Processor seconds of the engine core.", load.cpu_seconds),
         ]
         for name, text, value in counters:
-            yield self._counter(name, text, value)
+            yield self._counter(name, text, value, replica)
+        names, values = self._labels(replica)
         realtime = CounterMetricFamily(
-            "sglang:realtime_tokens", "Tokens by how they came about.", labels=[*self._names, "mode"]
+            "sglang:realtime_tokens", "Tokens by how they came about.", labels=[*names, "mode"]
         )
-        realtime.add_metric([*self._values, "prefill_compute"], max(0, load.prompt_tokens - load.cached_tokens))
-        realtime.add_metric([*self._values, "prefill_cache"], load.cached_tokens)
-        realtime.add_metric([*self._values, "decode"], load.generated_tokens)
+        realtime.add_metric([*values, "prefill_compute"], max(0, load.prompt_tokens - load.cached_tokens))
+        realtime.add_metric([*values, "prefill_cache"], load.cached_tokens)
+        realtime.add_metric([*values, "decode"], load.generated_tokens)
         yield realtime
-        processes = CounterMetricFamily(
-            "sglang:process_cpu_seconds", "Processor seconds of each process.", labels=["component"]
-        )
-        processes.add_metric(["server"], time.process_time())
-        processes.add_metric(["scheduler"], load.cpu_seconds)
-        yield processes

@@ -96,6 +96,7 @@ class StepPlan:
             on its first step and after a preemption (empty array for a fresh one).
         page_copies: int32[C, 2], (source page, destination page): copy before the pass (copy-on-write).
         logprobs: what to score; usually empty.
+        adapter_slots: int32[B], slot of each row's low-rank adapter or ``NO_ADAPTER``; None when no row has one.
     """
 
     step: int
@@ -114,6 +115,7 @@ class StepPlan:
     resumed: dict[int, Int32Array]
     page_copies: Int32Array
     logprobs: list[LogprobRequest]
+    adapter_slots: Int32Array | None = None
 
 
 @dataclass(slots=True, frozen=True)

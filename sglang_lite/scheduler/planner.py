@@ -109,6 +109,7 @@ class Planner:
             resumed=_resumed(state, sampling_chunks),
             page_copies=np.array(copies, dtype=np.int32) if copies else _NO_COPIES,
             logprobs=logprobs,
+            adapter_slots=state.table.adapter_slot[columns.rows] if state.table.num_adapted else None,
         )
         return InFlight(plan, sample, sample_lens, chunks, scored)
 

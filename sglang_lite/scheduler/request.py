@@ -103,11 +103,13 @@ class Request:
         scored: next prompt position whose log-probability has to be reported.
         cached_tokens: prompt tokens found in the cache on the first run, -1 before it.
         node: the locked node of the radix tree, None while nothing is locked.
+        adapter_slot: where its low-rank adapter is loaded, ``NO_ADAPTER`` for none.
         admitted_before: requests the scheduler had admitted to run when this one arrived (a logical clock).
         started: time of the first chunk, None before it.
     """
 
     __slots__ = (
+        "adapter_slot",
         "admitted_before",
         "arrival",
         "cached_tokens",
@@ -142,6 +144,7 @@ class Request:
         self.max_new_tokens = int(params["max_new_tokens"])
         self.extras = extras
         self.namespace = extras.namespace
+        self.adapter_slot = extras.adapter_slot
         self.tokens = tokens
         self.order = order
         self.arrival = arrival

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_lite.scheduler.request import PARAMETER_DTYPE, Request, RequestState
-from sglang_lite.types import Int32Array, Int64Array, UInt8Array
+from sglang_lite.types import NO_ADAPTER, Int32Array, Int64Array, UInt8Array
 
 STOP_COLUMNS = 8
 """Stop tokens kept in the table; the rare request with more is checked on its own."""
@@ -32,6 +32,8 @@ class RequestTable:
         special: uint8[capacity], ``Special`` bits.
         stop_ids: int32[capacity, STOP_COLUMNS], padded with -1; set only where ``special`` says so.
         cached_tokens: int32[capacity]; retractions: uint8[capacity]: as reported with every token.
+        adapter_slot: int32[capacity], slot of the request's low-rank adapter or ``NO_ADAPTER``.
+        num_adapted: live rows that have one.
         requests: the request of each row, None where the row is free.
     """
 
@@ -53,6 +55,8 @@ class RequestTable:
         self.stop_ids: Int32Array = np.full((capacity, STOP_COLUMNS), -1, dtype=np.int32)
         self.cached_tokens: Int32Array = np.zeros(capacity, dtype=np.int32)
         self.retractions: UInt8Array = np.zeros(capacity, dtype=np.uint8)
+        self.adapter_slot: Int32Array = np.full(capacity, NO_ADAPTER, dtype=np.int32)
+        self.num_adapted = 0
         self.requests: list[Request | None] = [None] * capacity
         self.num_live = 0
         self._free = list(range(capacity - 1, -1, -1))
@@ -82,6 +86,8 @@ class RequestTable:
             self.stop_ids[row, : len(stop_token_ids)] = stop_token_ids
         self.cached_tokens[row] = max(request.cached_tokens, 0)
         self.retractions[row] = min(request.retractions, 255)
+        self.adapter_slot[row] = request.adapter_slot
+        self.num_adapted += request.adapter_slot != NO_ADAPTER
         self.requests[row] = request
         self.live[row] = True
         self.num_live += 1
@@ -108,6 +114,7 @@ class RequestTable:
         self.num_pages[row] = 0
         self.shared_pages[row] = 0
         self.live[row] = False
+        self.num_adapted -= request.adapter_slot != NO_ADAPTER
         self.requests[row] = None
         self.num_live -= 1
         request.row = -1

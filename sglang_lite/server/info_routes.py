@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -87,9 +88,10 @@ async def model_info(request: web.Request) -> web.Response:
     return json_response(model_info_body(context_of(request)))
 
 
-def server_info_body(context: ServerContext, load: LoadSnapshot) -> dict[str, Any]:
+def server_info_body(context: ServerContext, loads: Sequence[tuple[int, LoadSnapshot]]) -> dict[str, Any]:
     """The body of ``/server_info``: every resolved option, then what the engine made of them."""
     info, arguments = context.engine.info, context.config.public()
+    state = info.recurrent_state
     limits = {
         "served_model_name": context.model_name,
         "tokenizer_path": context.config.effective_tokenizer_path,
@@ -103,15 +105,15 @@ def server_info_body(context: ServerContext, load: LoadSnapshot) -> dict[str, An
     }
     if not context.config.is_disaggregated:
         arguments.pop("disaggregation_bootstrap_port", None)
-    state = {
+    shared = {
         **arguments,
         **limits,
         "world_size": context.config.tp_size,
         "effective_max_running_requests_per_dp": info.max_running_requests,
-        "last_gen_throughput": load.generation_throughput,
         "memory_usage": {
             "weight": info.weight_bytes / 2**30,
             "kvcache": info.num_pages * info.kv_cache.page_size_bytes / 2**30,
+            "recurrent_state": state.pool_bytes / 2**30 if state is not None else 0.0,
             "token_capacity": info.max_total_tokens,
         },
     }
@@ -125,7 +127,10 @@ def server_info_body(context: ServerContext, load: LoadSnapshot) -> dict[str, An
         "startup_time": {**info.startup_seconds, **context.startup_seconds},
         "kv_events": None,
         "kv_cache": msgspec.to_builtins(info.kv_cache),
-        "internal_states": [state],
+        "recurrent_state": msgspec.to_builtins(state),
+        "internal_states": [
+            {**shared, "dp_rank": replica, "last_gen_throughput": load.generation_throughput} for replica, load in loads
+        ],
         "version": package_version(),
         "frontend": "python",
     }
@@ -134,7 +139,7 @@ def server_info_body(context: ServerContext, load: LoadSnapshot) -> dict[str, An
 async def server_info(request: web.Request) -> web.Response:
     """How the server was started and what it can hold."""
     context = context_of(request)
-    return json_response(server_info_body(context, await context.engine.loads()))
+    return json_response(server_info_body(context, await context.engine.replica_loads()))
 
 
 def add_info_routes(app: web.Application) -> None:

@@ -19,13 +19,13 @@ _SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues")
 _PREFIXES = {"memory": "sglang_memory_", "queues": "sglang_queues_"}
 
 
-def core_section(load: LoadSnapshot) -> dict[str, Any]:
+def core_section(load: LoadSnapshot, rank: int = 0) -> dict[str, Any]:
     """The flat fields of one load, under SGLang's names and the native runtime's."""
     capacity = load.max_running_requests
     requests = load.num_running + load.num_waiting
     return {
         "timestamp": load.timestamp,
-        "dp_rank": 0,
+        "dp_rank": rank,
         "num_running_reqs": load.num_running,
         "num_waiting_reqs": load.num_waiting,
         "num_waiting_uncached_tokens": load.waiting_tokens,
@@ -73,16 +73,18 @@ def _wanted_sections(include: str | None) -> set[str]:
     return set(_SECTIONS) if "all" in names else names
 
 
-def _wanted_rank(text: str | None) -> int:
-    """Raises RequestError for a rank that is no integer."""
+def _wanted_rank(text: str | None) -> int | None:
+    """None for all of them. Raises RequestError for a rank that is no integer."""
     try:
-        return 0 if text is None else int(text)
+        return None if text is None else int(text)
     except ValueError:
         raise RequestError(f"dp_rank must be an integer, got {text!r:.50}", field="dp_rank") from None
 
 
-def _load_entry(load: LoadSnapshot, info: EngineInfo, sections: set[str]) -> dict[str, Any]:
-    entry: dict[str, Any] = core_section(load) if "core" in sections else {"timestamp": load.timestamp, "dp_rank": 0}
+def _load_entry(load: LoadSnapshot, rank: int, info: EngineInfo, sections: set[str]) -> dict[str, Any]:
+    entry: dict[str, Any] = {"timestamp": load.timestamp, "dp_rank": rank}
+    if "core" in sections:
+        entry = core_section(load, rank)
     if "memory" in sections:
         entry["memory"] = _memory_section(load, info)
     if "queues" in sections:
@@ -91,12 +93,13 @@ def _load_entry(load: LoadSnapshot, info: EngineInfo, sections: set[str]) -> dic
 
 
 def _prometheus_lines(entry: dict[str, Any]) -> Iterator[str]:
+    label = f'{{dp_rank="{entry["dp_rank"]}"}}'
     for name, value in entry.items():
         if isinstance(value, dict):
             prefix = _PREFIXES[name]
-            yield from (f'{prefix}{key}{{dp_rank="0"}} {number}' for key, number in value.items())
+            yield from (f"{prefix}{key}{label} {number}" for key, number in value.items())
         elif name not in ("timestamp", "dp_rank"):
-            yield f'sglang_{name}{{dp_rank="0"}} {value}'
+            yield f"sglang_{name}{label} {value}"
 
 
 async def loads(request: web.Request) -> web.Response:
@@ -104,17 +107,24 @@ async def loads(request: web.Request) -> web.Response:
     context, query = context_of(request), request.query
     sections = _wanted_sections(query.get("include"))
     rank = _wanted_rank(query.get("dp_rank"))
-    load = await context.engine.loads()
-    entries = [] if rank else [_load_entry(load, context.engine.info, sections)]
+    replicas = await context.engine.replica_loads()
+    entries = [
+        _load_entry(load, replica, context.engine.info, sections)
+        for replica, load in replicas
+        if rank is None or rank == replica
+    ]
     if query.get("format") == "prometheus":
         text = "".join(f"{line}\n" for entry in entries for line in _prometheus_lines(entry))
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+    device = context.engine.info.device
     body = {
         "timestamp": datetime.now(UTC).isoformat(),
         "version": package_version(),
         "accelerator": None if context.engine.info.device == "cpu" else context.engine.info.device,
-        "num_accelerators": 0 if context.engine.info.device == "cpu" else context.config.tp_size,
-        "aggregate": {"total_tokens": load.num_running + load.num_waiting},
+        "num_accelerators": 0
+        if context.engine.info.device == "cpu"
+        else context.config.tp_size * context.config.dp_size,
+        "aggregate": {"total_tokens": sum(load.num_running + load.num_waiting for _, load in replicas)},
         "loads": entries,
     }
     return json_response(body)
@@ -122,15 +132,17 @@ async def loads(request: web.Request) -> web.Response:
 
 async def get_load(request: web.Request) -> web.Response:
     """The older, shorter report."""
-    load = await context_of(request).engine.loads()
-    entry = {
-        "dp_rank": 0,
-        "num_reqs": load.num_running + load.num_waiting,
-        "num_waiting_reqs": load.num_waiting,
-        "num_tokens": load.used_tokens + load.waiting_tokens,
-        "num_pending_tokens": load.waiting_tokens,
-    }
-    return json_response([entry])
+    entries = [
+        {
+            "dp_rank": replica,
+            "num_reqs": load.num_running + load.num_waiting,
+            "num_waiting_reqs": load.num_waiting,
+            "num_tokens": load.used_tokens + load.waiting_tokens,
+            "num_pending_tokens": load.waiting_tokens,
+        }
+        for replica, load in await context_of(request).engine.replica_loads()
+    ]
+    return json_response(entries)
 
 
 def add_load_routes(app: web.Application) -> None:

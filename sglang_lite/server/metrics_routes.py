@@ -24,6 +24,7 @@ def engine_collector(context: ServerContext, metrics: ServerMetrics) -> EngineCo
         weight_bytes=info.weight_bytes,
         kv_cache_bytes=info.num_pages * info.kv_cache.page_size_bytes,
         startup_seconds={**info.startup_seconds, **context.startup_seconds},
+        num_replicas=context.config.dp_size,
     )
 
 
@@ -34,12 +35,14 @@ def add_metrics_routes(app: web.Application, metrics: ServerMetrics, collector: 
         context, started_at = context_of(request), time.perf_counter()
         try:
             async with asyncio.timeout(_LOADS_TIMEOUT):
-                collector.snapshot = await context.engine.loads()
+                collector.snapshots = await context.engine.replica_loads()
             metrics.loads_duration.observe(time.perf_counter() - started_at)
         except TimeoutError:
-            collector.snapshot = context.engine.stats  # a long step: its last report is a second older than that
+            # A long step: its last report is a second older than that.
+            if context.config.dp_size == 1:
+                collector.snapshots = [(0, context.engine.stats)]
         except RequestError:
-            collector.snapshot = None  # better no series than old ones that look alive
+            collector.snapshots = ()  # better no series than old ones that look alive
         return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     app.router.add_get("/metrics", scrape)

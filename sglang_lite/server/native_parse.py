@@ -14,7 +14,7 @@ from sglang_lite.server import fields
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.identity import ID_FIELDS
 from sglang_lite.server.sequences import Prompt, check_count, choice_sampling, namespace_of, read_priority
-from sglang_lite.server.unsupported import check_rank, refuse_constraints, refuse_unsupported
+from sglang_lite.server.unsupported import refuse_constraints, refuse_unsupported, wanted_replica
 from sglang_lite.types import RequestError, SamplingParams
 
 _NO_PROMPT = "Either text, input_ids or input_embeds should be provided."
@@ -147,11 +147,13 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         RequestError: a field is wrong or asks for something that is not supported.
     """
     refuse_unsupported(body, context.config)
-    check_rank(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
+    replica = wanted_replica(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
     stream = fields.boolean(body, "stream")
     prompts, is_batch = read_prompts(context, body)
     batch = _Batch(body, len(prompts), is_batch)
     requests = _requests(context, batch, prompts, stream=stream)
+    for request in requests:
+        request.replica = replica
     return NativeCall(
         requests,
         choices=len(requests) // len(prompts),

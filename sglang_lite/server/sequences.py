@@ -12,7 +12,7 @@ from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.server import fields
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.identity import Identity
-from sglang_lite.server.unsupported import check_rank, refuse_constraints, refuse_unsupported
+from sglang_lite.server.unsupported import refuse_constraints, refuse_unsupported, wanted_replica
 from sglang_lite.types import RequestError, SamplingParams
 
 _INT64 = 2**63
@@ -102,7 +102,7 @@ def build_sequences(
     """
     refuse_unsupported(body, context.config)
     refuse_constraints(body)
-    check_rank(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
+    replica = wanted_replica(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
     choices = sampling.n
     priority = read_priority(body)
     count = check_count(len(prompts), choices, "prompt")
@@ -123,6 +123,7 @@ def build_sequences(
                 top_logprobs_num=top_logprobs_num,
                 priority=priority,
                 namespace=namespace_of(body, index // choices, len(prompts)),
+                replica=replica,
             )
         )
     return sequences

@@ -73,8 +73,8 @@ def refuse_constraints(parameters: Mapping[str, Any]) -> None:
         )
 
 
-def check_rank(body: Mapping[str, Any], header: str | None, replicas: int) -> None:
-    """Check which replica a request wants.
+def wanted_replica(body: Mapping[str, Any], header: str | None, replicas: int) -> int | None:
+    """Which replica a request wants, None for any.
 
     Args:
         header: value of ``X-Data-Parallel-Rank``, which wins over the body.
@@ -95,3 +95,5 @@ def check_rank(body: Mapping[str, Any], header: str | None, replicas: int) -> No
     for name, rank in ranks:
         if not 0 <= read_int(name, rank) < max(1, replicas):
             raise RequestError(f"{name}={rank} out of range [0, {max(1, replicas)})", field=name)
+    own = [rank for name, rank in ranks if name != "disagg_prefill_dp_rank"]  # that one names another server's
+    return int(own[0]) if own else None

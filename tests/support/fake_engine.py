@@ -73,7 +73,7 @@ class FakeEngine:
             **{"model_path": "/models/fake", "served_model_name": "fake", "device": "cpu", **options}
         )
         self.description: Any = SimpleNamespace(bos_token_id=None, pad_token_id=None, generation_defaults={})
-        self.tokenizer = None
+        self.tokenizer: Any = None
         self.info = INFO
         self.is_alive = True
         self.failure: str | None = None
@@ -117,6 +117,9 @@ class FakeEngine:
         if not self.is_alive:
             raise RequestError("the engine is gone", status=503)
         return self.load
+
+    async def replica_loads(self) -> list[tuple[int, LoadSnapshot]]:
+        return [(0, await self.loads())]
 
     async def ping(self, timeout: float) -> None:
         if not self.answers:

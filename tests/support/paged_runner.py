@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, KVGeometry, Operations
-from sglang_lite.models.base import CausalLanguageModel
+from sglang_lite.adapters.recurrent import RecurrentBatch
+from sglang_lite.layers.recurrent_step import RecurrentStep
+from sglang_lite.models.base import CausalLanguageModel, RecurrentLanguageModel
+from sglang_lite.models.model_description import KVDescription
 
 
 @dataclass(slots=True)
@@ -18,10 +21,12 @@ class PagedSequence:
     Attributes:
         pages: pages in order; grows with the sequence.
         num_tokens: tokens whose KV is in the pool.
+        row: where its recurrent state is, for models that have one.
     """
 
     pages: list[int]
     num_tokens: int = 0
+    row: int = 0
 
 
 class PagedRunner:
@@ -36,15 +41,16 @@ class PagedRunner:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._model, self._ops = model, ops
-        self._geometry = KVGeometry(num_pages, page_size, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
-        shape = (num_pages, model.num_layers, 2, page_size, model.num_kv_heads, model.head_dim)
+        self._geometry = _geometry(model, num_pages, page_size, dtype)
         # Slots that no token was written to hold what would be seen at once if attention looked at them.
-        self.pool = torch.full(shape, float("nan"), dtype=dtype)
+        self.pool = torch.full(self._geometry.pool_shape, float("nan"), dtype=dtype)
         # Handed out in an order that is neither rising nor falling, so that a page index taken for a position shows.
         self._free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1)).tolist()
+        self._free_rows = [4, 5, 0, 7, 6, 1, 3, 2]
+        self._states = _states(model, len(self._free_rows), dtype)
 
     def new_sequence(self) -> PagedSequence:
-        return PagedSequence([])
+        return PagedSequence([], row=self._free_rows.pop(0) if self._states is not None else 0)
 
     def fork(self, sequence: PagedSequence, num_tokens: int) -> PagedSequence:
         """A sequence that shares the whole pages of the first ``num_tokens`` tokens of another."""
@@ -93,4 +99,31 @@ class PagedRunner:
         )
         token_ids = torch.tensor([token for _, tokens in work for token in tokens])
         plan = self._ops.plan_attention(batch, self._geometry)
-        return self._model.forward(token_ids, torch.tensor(positions), self.pool, plan)
+        if self._states is None:
+            return self._model.forward(token_ids, torch.tensor(positions), self.pool, plan)
+        assert isinstance(self._model, RecurrentLanguageModel)
+        fresh = [sequence.num_tokens == len(tokens) for sequence, tokens in work]
+        rows = [sequence.row for sequence, _ in work]
+        recurrent = self._ops.recurrent.plan(RecurrentBatch(num_decode, batch.query_lens, rows, fresh))
+        step = RecurrentStep(recurrent, *self._states)
+        return self._model.forward(token_ids, torch.tensor(positions), self.pool, plan, step)
+
+
+def _states(model: CausalLanguageModel, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """Tails and states of a model with recurrent layers, full of what would be seen if a fresh row looked at it."""
+    if not isinstance(model, RecurrentLanguageModel):
+        return None
+    shape = model.recurrent
+    tails = (shape.num_layers, num_rows, shape.conv_channels, shape.conv_kernel - 1)
+    states = (shape.num_layers, num_rows, shape.num_heads, shape.key_dim, shape.value_dim)
+    return torch.full(tails, float("nan"), dtype=dtype), torch.full(states, float("nan"))
+
+
+def _geometry(model: CausalLanguageModel, num_pages: int, page_size: int, dtype: torch.dtype) -> KVGeometry:
+    """The pool for what the model leaves in it; a model that does not say leaves keys and values in every layer."""
+    kv = getattr(model, "kv", None)
+    if not isinstance(kv, KVDescription):
+        return KVGeometry(num_pages, page_size, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+    latent_width = kv.value_width if kv.num_tensors == 1 else 0
+    extents = kv.num_layers, kv.num_kv_heads, kv.key_width
+    return KVGeometry(num_pages, page_size, *extents, dtype, kv.num_tensors, latent_width)

@@ -65,7 +65,9 @@ def test_device_without_provider(device: str) -> None:
     ("options", "expected"),
     [
         ({"tp_size": 2}, "CPU reference supports only tp_size=1, requested 2"),
-        ({"dp_size": 2}, "--dp-size 2"),
+        ({"dp_size": 2, "tp_size": 2, "nnodes": 2}, "--dp-size 2 needs --nnodes 1"),
+        ({"tp_size": 2, "nnodes": 2}, "--dist-init-addr None: several nodes need host:port"),
+        ({"ep_size": 3, "tp_size": 2}, "--ep-size 3 must divide --tp-size 2"),
         ({"dtype": "float16"}, "--dtype float16"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype fp8_e4m3"),
         ({"page_size": 0}, "--page-size 0"),

@@ -55,8 +55,9 @@ def test_norms(ops: CpuOperations, tokens: int, dtype: torch.dtype, tolerance: f
 @TOKENS
 @pytest.mark.parametrize("rotary_dim", [16, 8])
 @pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("pairing", ["rotary_neox", "rotary_interleaved"])
 def test_rotation(
-    ops: CpuOperations, tokens: int, dtype: torch.dtype, tolerance: float, rotary_dim: int, merged: bool
+    ops: CpuOperations, tokens: int, dtype: torch.dtype, tolerance: float, rotary_dim: int, merged: bool, pairing: str
 ) -> None:
     query, key, _ = torch.randn(tokens, 6, 16).to(dtype).split([3, 1, 2], 1)
     if not merged:
@@ -64,8 +65,8 @@ def test_rotation(
     angles = torch.randn(tokens, rotary_dim // 2)
     table = torch.cat([angles.cos(), angles.sin()], -1)
     cos, sin = table[:, : rotary_dim // 2], table[:, rotary_dim // 2 :]
-    expected = ReferenceOperations().rotary_neox(query.clone(), key.clone(), cos, sin)
-    actual = ops.rotary_neox(query, key, cos, sin)
+    expected = getattr(ReferenceOperations(), pairing)(query.clone(), key.clone(), cos, sin)
+    actual = getattr(ops, pairing)(query, key, cos, sin)
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 

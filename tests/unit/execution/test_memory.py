@@ -36,6 +36,13 @@ def test_capacity_from_memory() -> None:
     assert pages(1 << 40, 16) == MAX_SLOTS_FROM_MEMORY // 16
 
 
+def test_without_a_workspace_the_pool_gets_its_share() -> None:
+    config = ServerConfig(model_path="x", device="cpu", mem_fraction_static=0.5)
+    budget = plan_kv_budget(config, 4096, 1 << 30, 2048, workspace_share=0.0)
+    assert budget.workspace_bytes == 0
+    assert budget.num_pages == (1 << 29) // (16 * 4096)
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -90,6 +97,22 @@ def test_pool_memory_is_laid_out_as_the_page_contract_says() -> None:
     flat = pool.view(torch.uint8).flatten()
     assert flat.nonzero().min() >= 992 and flat.nonzero().max() < 1024
     assert kv_page_layout(geometry).offset(1, 1, 1, 3) == 992
+
+
+def test_a_pool_of_latent_rows_keeps_one_row_per_token_and_layer() -> None:
+    """Latent width 2, rotary width 2, float32: 16 bytes per token and layer, of which the value is the first half."""
+    geometry = KVGeometry(3, 4, 2, 1, 4, torch.float32, num_tensors=1, latent_width=2)
+    pool = allocate_kv_pool(geometry, torch.device("cpu"))
+    assert pool.shape == (3, 2, 1, 4, 1, 4)
+    assert (geometry.key_width, geometry.value_width) == (4, 2)
+    assert geometry.bytes_per_token == 2 * 16 and geometry.page_bytes == 4 * 2 * 16
+    layout = kv_page_layout(geometry)
+    assert layout.page_bytes == geometry.page_bytes and layout.tensor_token_bytes == (16,)
+    pool.zero_()
+    pool[1, 1, 0, 3] = 1.0
+    written = pool.view(torch.uint8).flatten().nonzero()
+    start, stop = layout.span(slot=7, layer=1, tensor=0)
+    assert start <= written.min() and written.max() < stop
 
 
 def test_a_pool_that_cannot_be_allocated_is_explained() -> None:

@@ -202,8 +202,8 @@ def test_unknown_architecture_lists_requested_and_supported() -> None:
         (config(num_key_value_heads=3), "num_attention_heads 4 is not divisible by num_key_value_heads 3"),
         (config(hidden_size=66), "hidden_size 66 is not divisible by num_attention_heads 4"),
         (
-            config(quantization_config={"quant_method": "fp8"}),
-            "quantization method 'fp8'.*not supported on this device",
+            config(quantization_config={"quant_method": "bitsandbytes"}),
+            "quantization method 'bitsandbytes'.*not supported; supported methods: fp8, awq, gptq",
         ),
         (config(rope_scaling={"type": "longrope"}), "rope type 'longrope' .*supported types: default, linear"),
         (config(rope_parameters={"rope_type": "dynamic", "factor": 2}), "rope type 'dynamic'"),

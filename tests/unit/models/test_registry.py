@@ -15,6 +15,7 @@ import torch
 
 from sglang_lite.models.dense_names import expected_tensors
 from sglang_lite.models.description import read_description
+from sglang_lite.models.families import REFUSED, TABLE
 from sglang_lite.models.registry import check_checkpoint, load_model, supported_architectures
 from sglang_lite.types import StartupError
 from tests.support.reference_operations import ReferenceOperations
@@ -49,12 +50,11 @@ def write_model(directory: Path, drop: str | None = None, **changes: Any) -> dic
 
 
 def test_supported_architectures() -> None:
-    assert supported_architectures() == (
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-    )
+    supported = supported_architectures()
+    assert list(supported) == sorted(supported)
+    assert {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"} <= set(supported)
+    assert len(supported) == sum(len(family.architectures) for family in TABLE)  # no family hides another
+    assert not set(REFUSED) & set(supported)
 
 
 def test_start_up_checks_do_not_import_torch(tmp_path: Path) -> None:

@@ -95,9 +95,10 @@ def test_engine_gauges_follow_the_snapshot() -> None:
     collector = EngineCollector(metrics.labels, context_length=64, weight_bytes=2**30, startup_seconds={"load": 2.0})
     metrics.register(collector)
     assert values(metrics, "sglang:num_running_reqs") == {}
-    collector.snapshot = LoadSnapshot(
+    load = LoadSnapshot(
         num_running=3, num_pages=10, page_size=4, free_pages=5, evictable_pages=2, prompt_tokens=9, cached_tokens=4
     )
+    collector.snapshots = [(0, load)]
     labels = 'engine_type="decode",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="0",zone="a"'
     assert values(metrics, "sglang:num_running_reqs") == {labels: 3}
     assert values(metrics, "sglang:kv_used_tokens") == {labels: 12}
@@ -105,6 +106,18 @@ def test_engine_gauges_follow_the_snapshot() -> None:
     assert values(metrics, "sglang:weight_memory_usage_gb") == {labels: 1}
     assert values(metrics, "sglang:startup_time_seconds") == {labels.replace("pp_rank", 'phase="load",pp_rank'): 2}
     assert sorted(values(metrics, "sglang:realtime_tokens_total").values()) == [0, 4, 5]
+
+
+def test_replicas_have_a_label_each() -> None:
+    metrics = ServerMetrics("m")
+    collector = EngineCollector(metrics.labels, context_length=64, num_replicas=2)
+    metrics.register(collector)
+    collector.snapshots = [(0, LoadSnapshot(num_running=3, cpu_seconds=1.0)), (1, LoadSnapshot(num_running=5))]
+    found = values(metrics, "sglang:num_running_reqs")
+    assert {name.split('dp_rank="')[1][0]: value for name, value in found.items()} == {"0": 3, "1": 5}
+    assert len(values(metrics, "sglang:realtime_tokens_total")) == 6
+    assert "dp_rank" not in next(iter(values(metrics, "sglang:context_len")))
+    assert values(metrics, "sglang:process_cpu_seconds_total")['component="scheduler"'] == 1.0
 
 
 def test_no_creation_times_and_separate_registries() -> None:

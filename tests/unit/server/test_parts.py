@@ -14,7 +14,7 @@ from sglang_lite.server.identity import Identity
 from sglang_lite.server.run import launch_command
 from sglang_lite.server.sequences import choice_sampling, namespace_of
 from sglang_lite.server.token_text import OffsetCounter
-from sglang_lite.server.unsupported import check_rank, refuse_constraints, refuse_unsupported
+from sglang_lite.server.unsupported import refuse_constraints, refuse_unsupported, wanted_replica
 from sglang_lite.types import RequestError, SamplingParams
 from tests.support.fake_engine import FakeEngine
 
@@ -123,11 +123,13 @@ def test_constraints_are_named() -> None:
 
 
 def test_ranks() -> None:
-    check_rank({"routed_dp_rank": 0}, None, 1)
-    check_rank({"routed_dp_rank": 9}, "1", 2)
+    assert wanted_replica({}, None, 2) is None
+    assert wanted_replica({"disagg_prefill_dp_rank": 1}, None, 2) is None
+    assert wanted_replica({"routed_dp_rank": 0}, None, 1) == 0
+    assert wanted_replica({"routed_dp_rank": 9}, "1", 2) == 1
     for body, header in (({"data_parallel_rank": 1}, None), ({}, "x"), ({}, "2"), ({"routed_dp_rank": "0"}, None)):
         with pytest.raises(RequestError):
-            check_rank(body, header, 1)
+            wanted_replica(body, header, 1)
 
 
 def test_secrets_are_not_shown() -> None:

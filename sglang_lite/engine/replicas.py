@@ -1,0 +1,254 @@
+"""Several engine cores behind one front: requests are spread over them, control calls go to all of them.
+
+Every replica has a whole model, a cache and requests of its own. One that dies takes its requests with it, each of
+which ends with the reason; the others go on, and the front serves as long as one of them lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from sglang_lite.config import ServerConfig
+from sglang_lite.engine.client import CALL_TIMEOUT, EngineClient, EngineDeadError, Listener
+from sglang_lite.engine.info import EngineInfo, LoadSnapshot
+from sglang_lite.engine.launcher import CORE_COMMAND
+from sglang_lite.engine.messages import PauseMode
+from sglang_lite.engine.routing import ReplicaLoads, chooser, select_requests
+from sglang_lite.types import Int64Array, OutputColumns, RequestColumns
+
+logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+Progress = Callable[[str, float], None]
+
+
+class ReplicaListener(Listener, Protocol):
+    """Who hears the replicas."""
+
+    def lose_requests(self, keys: Sequence[int], reason: str) -> None:
+        """These requests were on a replica that is gone."""
+
+
+class ReplicaClient:
+    """The interface of ``EngineClient`` over several cores.
+
+    Args:
+        config: prepared for serving.
+        on_progress: called with (message, fraction or a negative number) while the first core starts.
+    """
+
+    def __init__(self, config: ServerConfig, on_progress: Progress | None = None) -> None:
+        count = config.dp_size
+        self._config = config
+        self._clients = [EngineClient(on_progress if index == 0 else None) for index in range(count)]
+        self._loads = ReplicaLoads(count)
+        self._choose = chooser(config.load_balance_method, self._loads)
+        self._replica_of: dict[int, int] = {}
+        self._snapshots = [LoadSnapshot() for _ in range(count)]
+        self._listener: ReplicaListener | None = None
+        self.failure: str | None = None
+
+    async def start(self, config: str, *, timeout: float | None, command: Sequence[str] = CORE_COMMAND) -> EngineInfo:
+        """Start all cores and wait until they serve. Each takes the devices behind those of the one before.
+
+        Raises:
+            StartupError: one of them did not start; none is left behind.
+        """
+        base = ServerConfig.from_json(config)
+        step = base.tp_size * base.gpu_id_step
+        starts = [
+            client.start(
+                base.resolved(base_gpu_id=base.base_gpu_id + index * step).to_json(), timeout=timeout, command=command
+            )
+            for index, client in enumerate(self._clients)
+        ]
+        infos = await asyncio.gather(*starts, return_exceptions=True)
+        errors = [info for info in infos if isinstance(info, BaseException)]
+        if errors:
+            await self.close(grace=1.0)
+            raise errors[0]
+        ready = [info for info in infos if isinstance(info, EngineInfo)]
+        return min(ready, key=lambda info: info.max_total_tokens)
+
+    def listen(self, listener: ReplicaListener) -> None:
+        """From now on ``listener`` hears the cores."""
+        self._listener = listener
+        for index, client in enumerate(self._clients):
+            client.listen(_ReplicaEar(self, index))
+
+    @property
+    def process_ids(self) -> list[int | None]:
+        """Of the cores, by replica."""
+        return [client.process_id for client in self._clients]
+
+    def submit(self, columns: RequestColumns, wanted: Sequence[int | None] = ()) -> None:
+        """Send new requests, each to the replica it wants or to the one that the method chooses.
+
+        Args:
+            wanted: a replica or None for each request; empty when none of them names one.
+        """
+        groups: dict[int, list[int]] = {}
+        lengths = columns.num_tokens.tolist()
+        for index, key in enumerate(columns.key.tolist()):
+            replica = wanted[index] if index < len(wanted) else None
+            if replica is not None and replica not in self._loads.alive:
+                self._refuse([key], f"data parallel replica {replica} is gone: {self._clients[replica].failure}")
+                continue
+            if not self._loads.alive:
+                return  # the listener has ended everything
+            chosen = self._choose() if replica is None else replica
+            self._replica_of[key] = chosen
+            self._loads.sent(chosen, lengths[index])
+            groups.setdefault(chosen, []).append(index)
+        for replica, indices in groups.items():
+            part = columns if len(indices) == len(columns) else select_requests(columns, indices)
+            self._clients[replica].submit(part)
+
+    def finish(self, keys: Sequence[int] | Int64Array) -> None:
+        """Tell the cores that the front ended these requests."""
+        for replica, part in self._by_replica(keys).items():
+            self._clients[replica].finish(part)
+        self._forget(keys)
+
+    def abort_nowait(self, keys: Sequence[int]) -> None:
+        """Abort without waiting for the answer (a client went away)."""
+        for replica, part in self._by_replica(keys).items():
+            self._clients[replica].abort_nowait(part)
+
+    async def abort_all(self) -> int:
+        """Abort every request of every core; returns their number."""
+        return sum(await self._all(lambda client: client.abort_all()))
+
+    async def flush(self, timeout: float) -> bool:
+        """Empty every prefix cache; False when one of the cores stayed busy for ``timeout`` seconds."""
+        return all(await self._all(lambda client: client.flush(timeout)))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating; returns when nothing is in flight any more."""
+        await self._all(lambda client: client.pause(mode))
+
+    async def resume(self) -> None:
+        """Continue generating."""
+        await self._all(lambda client: client.resume())
+
+    async def ping(self, timeout: float = CALL_TIMEOUT) -> None:
+        """Return once every core's loop has answered."""
+        await self._all(lambda client: client.ping(timeout))
+
+    async def load(self) -> LoadSnapshot:
+        """The load of all cores together, now."""
+        return merge_loads([load for _, load in await self.loads()])
+
+    async def loads(self) -> list[tuple[int, LoadSnapshot]]:
+        """(replica, its load now) of those that live."""
+        alive = list(self._loads.alive)
+        found = await self._all(lambda client: client.load())
+        for replica, load in zip(alive, found, strict=True):
+            self._take_load(replica, load)
+        return list(zip(alive, found, strict=True))
+
+    async def close(self, grace: float = 5.0) -> None:
+        """End all cores."""
+        await asyncio.gather(*(client.close(grace) for client in self._clients))
+
+    async def _all(self, call: Callable[[EngineClient], Awaitable[_Answer]]) -> list[_Answer]:
+        if self.failure is not None:
+            raise EngineDeadError(self.failure)
+        return list(await asyncio.gather(*(call(self._clients[replica]) for replica in self._loads.alive)))
+
+    def _by_replica(self, keys: Sequence[int] | Int64Array) -> dict[int, list[int]]:
+        groups: dict[int, list[int]] = {}
+        for key in keys:
+            replica = self._replica_of.get(int(key))
+            if replica is not None:
+                groups.setdefault(replica, []).append(int(key))
+        return groups
+
+    def _forget(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            replica = self._replica_of.pop(int(key), None)
+            if replica is not None:
+                self._loads.requests[replica] -= 1
+
+    def _take_output(self, columns: OutputColumns) -> None:
+        ended = columns.finish != 0
+        if ended.any():
+            self._forget(columns.key[ended].tolist())
+        if self._listener is not None:
+            self._listener.take_output(columns)
+
+    def _take_load(self, replica: int, load: LoadSnapshot) -> None:
+        self._snapshots[replica] = load
+        self._loads.report(replica, load)
+
+    def _hear_load(self, replica: int, load: LoadSnapshot) -> None:
+        self._take_load(replica, load)
+        if self._listener is not None:
+            self._listener.take_load(merge_loads([self._snapshots[index] for index in self._loads.alive]))
+
+    def _lose(self, replica: int, reason: str) -> None:
+        """A replica is gone: end its requests, or everything when it was the last."""
+        if replica not in self._loads.alive:
+            return
+        self._loads.alive.remove(replica)
+        if not self._loads.alive:
+            self.failure = reason
+            if self._listener is not None:
+                self._listener.lose_core(reason)
+            return
+        keys = [key for key, owner in self._replica_of.items() if owner == replica]
+        self._forget(keys)
+        logger.error("replica %d is gone, %d go on: %s", replica, len(self._loads.alive), reason)
+        self._refuse(keys, f"data parallel replica {replica} is gone: {reason}")
+
+    def _refuse(self, keys: Sequence[int], reason: str) -> None:
+        if self._listener is not None:
+            self._listener.lose_requests(keys, reason)
+
+
+class _ReplicaEar:
+    """Hears one core for the client of all."""
+
+    def __init__(self, client: ReplicaClient, replica: int) -> None:
+        self._client = client
+        self._replica = replica
+
+    def take_output(self, columns: OutputColumns) -> None:
+        """See ``Listener``."""
+        self._client._take_output(columns)
+
+    def take_load(self, snapshot: LoadSnapshot) -> None:
+        """See ``Listener``."""
+        self._client._hear_load(self._replica, snapshot)
+
+    def lose_core(self, reason: str) -> None:
+        """See ``Listener``."""
+        self._client._lose(self._replica, reason)
+
+
+_NOT_ADDED = ("timestamp", "page_size", "paused", "cache_hit_rate")
+
+
+def merge_loads(loads: Sequence[LoadSnapshot]) -> LoadSnapshot:
+    """One snapshot of several: counts add up, the hit rate is the mean."""
+    if not loads:
+        return LoadSnapshot()
+    if len(loads) == 1:
+        return loads[0]
+    added = {
+        name: sum(getattr(load, name) for load in loads)
+        for name in LoadSnapshot.__struct_fields__
+        if name not in _NOT_ADDED
+    }
+    return msgspec.structs.replace(
+        loads[0],
+        timestamp=max(load.timestamp for load in loads),
+        paused=any(load.paused for load in loads),
+        cache_hit_rate=sum(load.cache_hit_rate for load in loads) / len(loads),
+        **added,
+    )

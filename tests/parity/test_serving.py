@@ -1,0 +1,97 @@
+"""Every family over HTTP from its tiny checkpoint: the tokens and log-probabilities of transformers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+from aiohttp.test_utils import TestClient, TestServer
+
+from sglang_lite.models.description import read_description
+from sglang_lite.server.app import make_app
+from sglang_lite.server.context import Phase, ServerContext
+from tests.support.in_process_engine import InProcessEngine, tokens_of, write_character_tokenizer
+from tests.support.model_library import Example, Library, full_pass
+from tests.support.tiny_checkpoints import CASES, COMMON
+
+NUM_GENERATED = 12
+PROMPT_LENGTHS = (21, 7)
+SCORED_PROMPT = 64
+
+Client = TestClient[Any, Any]
+
+
+@asynccontextmanager
+async def serving(example: Example) -> AsyncIterator[Client]:
+    """A server over a case's checkpoint. Pages and chunks are small, so that prompts cross both."""
+    write_character_tokenizer(example.directory, COMMON["vocab_size"])
+    engine = InProcessEngine(
+        example.directory,
+        page_size=4,
+        chunked_prefill_size=16,
+        max_total_tokens=512,
+        max_running_requests=4,
+        enable_cache_report=True,
+    )
+    try:
+        context = ServerContext(engine)
+        context.phase = Phase.READY
+        async with TestClient(TestServer(make_app(context))) as client:
+            yield client
+    finally:
+        engine.close()
+
+
+def greedy(example: Example, prompt: list[int]) -> list[int]:
+    """What transformers generates, without a cache."""
+    token_ids = list(prompt)
+    for _ in range(NUM_GENERATED):
+        token_ids.append(int(full_pass(example.oracle, token_ids)[-1].argmax()))
+    return token_ids[len(prompt) :]
+
+
+async def complete(client: Client, prompt: list[int]) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": NUM_GENERATED, "temperature": 0, "ignore_eos": True}
+    response = await client.post("/v1/completions", json=body)
+    reply: dict[str, Any] = await response.json()
+    assert response.status == 200, reply
+    return reply
+
+
+@pytest.mark.parametrize("case", list(CASES))
+async def test_completions_are_the_greedy_tokens_of_transformers(library: Library, case: str) -> None:
+    """Two prompts in one batch, then one of them again, from the cache where the model can use it (C125)."""
+    example = library.example(case)
+    prompts = [example.token_ids[-length:] for length in PROMPT_LENGTHS]
+    expected = [greedy(example, prompt) for prompt in prompts]
+    async with serving(example) as client:
+        replies = await asyncio.gather(*(complete(client, prompt) for prompt in prompts))
+        replies.append(await complete(client, prompts[0]))
+    keeps_state = read_description(example.directory).recurrent is not None
+    assert replies[2]["usage"]["prompt_tokens_details"]["cached_tokens"] == (0 if keeps_state else 20)
+    texts = [reply["choices"][0]["text"] for reply in replies]
+    assert [tokens_of(text) for text in texts] == [*expected, expected[0]]
+    assert {reply["usage"]["completion_tokens"] for reply in replies} == {NUM_GENERATED}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+async def test_c951_input_logprobs_equal_transformers(library: Library, case: str) -> None:
+    example = library.example(case)
+    prompt = (example.token_ids * 2)[:SCORED_PROMPT]
+    async with serving(example) as client:
+        body = {
+            "input_ids": prompt,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        response = await client.post("/generate", json=body)
+        scored = (await response.json())["meta_info"]["input_token_logprobs"]
+    assert [entry[1] for entry in scored] == prompt
+    expected = full_pass(example.oracle, prompt).log_softmax(-1)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])
+    actual = torch.tensor([entry[0] for entry in scored[1:]])
+    assert (actual - expected.squeeze(1)).abs().max().item() <= 1e-3
