@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
@@ -19,23 +21,27 @@ class CpuAttentionPlan:
     """Indices of one step.
 
     Attributes:
-        write_rows: int64[T] for each layer's keys and values in turn: vectors of the pool that receive them.
+        pool_rows: int64[layers, 2, T], vectors of the pool that receive the tokens' keys and values.
+        first_written: tokens before this one reach the pool through the workspace, at the end of the step.
+        write_rows: of ``pool_rows``, those of the other tokens: for each layer's keys and values in turn.
         decode: how the decode rows read, or None without any.
         prefill: the prefill chunks, those behind one prefix together.
         batch: the step itself.
         general: how layers with sinks or capped scores read, made at their first use.
     """
 
-    __slots__ = ("batch", "decode", "general", "num_decode", "prefill", "write_rows")
+    __slots__ = ("batch", "decode", "first_written", "general", "num_decode", "pool_rows", "prefill", "write_rows")
 
     def __init__(
         self,
-        write_rows: Tensor,
+        pool_rows: Tensor,
         batch: AttentionBatch,
         decode: PagedDecode | WorkspaceDecode | None,
         prefill: list[PrefillGroup],
     ) -> None:
-        self.write_rows = write_rows.flatten(0, 1).unbind(0)  # all views in one call
+        self.pool_rows = pool_rows
+        self.first_written = batch.num_decode if isinstance(decode, WorkspaceDecode) and decode.keeps_all else 0
+        self.write_rows = pool_rows[:, :, self.first_written :].flatten(0, 1).unbind(0)  # all views in one call
         self.num_decode = batch.num_decode
         self.batch = batch
         self.general: GeneralAttention | None = None
@@ -120,18 +126,20 @@ class CpuAttention:
             return mixed.to(wide)
         reader = self._reader
         num_tokens, num_heads, head_dim = query.shape
-        vectors = reader.vectors(pool)
-        vectors.index_copy_(0, plan.write_rows[2 * layer], key.reshape(num_tokens, -1))
-        vectors.index_copy_(0, plan.write_rows[2 * layer + 1], value.reshape(num_tokens, -1))
         if sinks is not None or logit_cap is not None:
+            self._write(reader.vectors(pool), plan.pool_rows[layer].unbind(0), key, value)
             if plan.general is None:
                 plan.general = GeneralAttention(plan.batch, reader)
             mixed = plan.general.run(query, pool, layer, scale=scale, window=window, sinks=sinks, logit_cap=logit_cap)
-            self._is_unfinished = layer + 1 < reader.geometry.num_layers
-            return mixed.view(num_tokens, -1)
-        n = plan.num_decode
+            return self._finish(mixed, pool, layer, plan)
+        n, first = plan.num_decode, plan.first_written
+        if first < num_tokens:
+            self._write(reader.vectors(pool), plan.write_rows[2 * layer : 2 * layer + 2], key[first:], value[first:])
         output: Tensor | None = None
         if plan.decode is not None:
+            if n == num_tokens:
+                mixed = plan.decode.run(reader, query, key, value, pool, layer, scale, window)
+                return self._finish(mixed, pool, layer, plan)
             output = plan.decode.run(reader, query[:n], key[:n], value[:n], pool, layer, scale, window)
         if plan.prefill:
             decoded, output = output, query.new_empty(num_tokens, num_heads, head_dim)
@@ -139,9 +147,21 @@ class CpuAttention:
                 output[:n] = decoded
             for group in plan.prefill:
                 prefill_attention(group, reader, query, key, value, pool, layer, scale, window, output)
-        self._is_unfinished = layer + 1 < reader.geometry.num_layers
         assert output is not None  # a plan has rows
-        return output.view(num_tokens, -1)
+        return self._finish(output, pool, layer, plan)
+
+    @staticmethod
+    def _write(vectors: Tensor, rows: Sequence[Tensor], key: Tensor, value: Tensor) -> None:
+        vectors.index_copy_(0, rows[0], key.reshape(key.shape[0], -1))
+        vectors.index_copy_(0, rows[1], value.reshape(value.shape[0], -1))
+
+    def _finish(self, output: Tensor, pool: Tensor, layer: int, plan: CpuAttentionPlan) -> Tensor:
+        reader = self._reader
+        assert reader is not None
+        self._is_unfinished = layer + 1 < reader.geometry.num_layers
+        if not self._is_unfinished and plan.first_written and isinstance(plan.decode, WorkspaceDecode):
+            plan.decode.write_pool(reader.vectors(pool), plan.pool_rows[:, :, : plan.num_decode])
+        return output.view(output.shape[0], -1)
 
 
 def check_slots(slot_mapping: Tensor, geometry: KVGeometry) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -20,7 +22,7 @@ from sglang_lite.adapters.moe import MoEOperations
 from sglang_lite.adapters.quantized import QuantizedOperations
 from sglang_lite.adapters.recurrent import RecurrentOperations
 
-_FEW_TOKENS = 8
+_FEW_TOKENS = 64
 """Up to this many tokens dispatch costs more than memory traffic, so fewer operations win."""
 
 
@@ -41,7 +43,8 @@ class CpuOperations:
         self._moe = CpuMoE()
         self._quantized = CpuQuantized()
         self._recurrent = CpuRecurrent()
-        self._epsilons: dict[float, Tensor] = {}
+        self._floors: dict[tuple[float, int], Tensor] = {}
+        self._scaled_weights: dict[int, tuple[Tensor, Tensor]] = {}  # by identity, with the weight itself
         self._whole_heads: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
@@ -81,21 +84,31 @@ class CpuOperations:
         """Over the last dimension, in float32, cast back to x.dtype."""
         if x.dtype != torch.float32:
             return functional.rms_norm(x, weight.shape, weight, eps)
-        # The same formula in fewer and wider operations than torch's composite.
+        # The same formula in fewer and wider operations than torch's composite: with n elements, the root of
+        # mean(x^2) + eps is hypot(|x|, sqrt(n * eps)) / sqrt(n).
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = torch.addcmul(self._epsilon(eps), length, length, value=1.0 / x.shape[-1]).rsqrt_()
-        return (x * scale).mul_(weight)
+        return torch.div(x, length.hypot_(self._floor(eps, x.shape[-1]))).mul_(self._scaled(weight))
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(rms_norm(x + residual), x + residual), the sum written into ``residual``."""
         residual.add_(x)
         return self.rms_norm(residual, weight, eps), residual
 
-    def _epsilon(self, eps: float) -> Tensor:
-        if eps not in self._epsilons:
+    def _floor(self, eps: float, size: int) -> Tensor:
+        """sqrt(size * eps) as a tensor."""
+        if (eps, size) not in self._floors:
             with torch.inference_mode(False):
-                self._epsilons[eps] = torch.tensor(eps)
-        return self._epsilons[eps]
+                self._floors[eps, size] = torch.tensor(math.sqrt(size * eps))
+        return self._floors[eps, size]
+
+    def _scaled(self, weight: Tensor) -> Tensor:
+        """The weight of a norm times the root of its length; made once for each, which is kept with it."""
+        held = self._scaled_weights.get(id(weight))
+        if held is None or held[0] is not weight:
+            with torch.inference_mode(False):
+                held = weight, weight.detach().float() * math.sqrt(weight.shape[-1])
+            self._scaled_weights[id(weight)] = held
+        return held[1]
 
     def rotary_neox(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotates in place where that is fastest; query and key that lie side by side are rotated together."""

@@ -50,7 +50,8 @@ def attend_few(
     queries, values = query.reshape(merged, *query.shape[2:]), value.flatten(0, 1)
     keys = key.flatten(0, 1).transpose(1, 2)
     if mask is None:
-        scores = torch.bmm(queries * scale, keys)
+        # Without a mask the first argument counts zero times; it only has to have a shape that fits.
+        scores = torch.baddbmm(queries[:, :, :1], queries, keys, beta=0, alpha=scale)
     else:
         scores = torch.baddbmm(mask.view(merged, 1, -1), queries, keys, alpha=scale)
     if not with_log_sum:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_lite.adapters.cpu import one_row
 from sglang_lite.adapters.cpu.decode_slab import Slab
 from sglang_lite.adapters.cpu.decode_workspace import NOWHERE, Array, DecodeWorkspace, Placement
 from sglang_lite.adapters.cpu.paged_decode import PagedDecode, plan_paged_decode
@@ -16,6 +17,23 @@ from sglang_lite.adapters.cpu.pool_view import PoolReader
 from sglang_lite.adapters.cpu.shared_prefix import SharedPrefix
 from sglang_lite.adapters.cpu.softmax_attention import MASKED, attend, attend_few, join, length_mask
 from sglang_lite.types import Int32Array
+
+
+class LayerViews(NamedTuple):
+    """Keys and values of one layer of a slab.
+
+    Attributes:
+        keys, values: [slots, capacity, G, D], all slots.
+        read_keys, read_values: [extent, G, width, D], what the step attends to.
+        new_key, new_value: [1, G, D], where those of the only row go; None with several rows.
+    """
+
+    keys: Tensor
+    values: Tensor
+    read_keys: Tensor
+    read_values: Tensor
+    new_key: Tensor | None
+    new_value: Tensor | None
 
 
 @dataclass(slots=True)
@@ -31,6 +49,8 @@ class SlabPart:
         lengths: int64[extent], tokens in each slot after this step, 1 for a hole.
         width: the largest of them.
         masks: window -> mask or None, made at first use.
+        views: for each layer the keys and values of all its slots, the vector that takes the only row's new key
+            and value included; made at first use, for all layers in a few calls.
     """
 
     slab: Slab
@@ -43,6 +63,13 @@ class SlabPart:
     lengths: Tensor
     width: int
     masks: dict[int | None, Tensor | None] = field(default_factory=dict)
+    views: list[LayerViews] = field(default_factory=list)
+
+    def layer_views(self, layer: int) -> LayerViews:
+        """Where the part's keys and values of a layer are."""
+        if not self.views:
+            self.views = slab_views(self)
+        return self.views[layer]
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """Mask [extent, G, 1, width], or None when nothing is hidden."""
@@ -83,6 +110,9 @@ class WorkspaceDecode:
 
     Args:
         paged: places that found no memory in the workspace, and how they read the pool; None without any.
+
+    Attributes:
+        keeps_all: every row is in the workspace, so the pool can get the new keys and values of all layers at once.
     """
 
     def __init__(
@@ -99,9 +129,8 @@ class WorkspaceDecode:
         self._prefixes = prefixes
         self._paged = paged
         self._is_loaded = False
-        self._alone: tuple[Slab, int, int] | None = None  # one row: its slab, slot and length
-        if len(parts) == 1 and len(parts[0].slots) == 1 and not prefixes and paged is None:
-            self._alone = parts[0].slab, int(parts[0].slots[0]), int(parts[0].positions[0]) + 1
+        self.keeps_all = paged is None
+        self._layers: list[int] = []
 
     def run(
         self,
@@ -118,12 +147,9 @@ class WorkspaceDecode:
         if not self._is_loaded:
             self._workspace.load(self._placement, pool)
             self._is_loaded = True
+        self._layers.append(layer)
         num_rows, num_heads, head_dim = query.shape
         groups = reader.geometry.num_kv_heads
-        if self._alone is not None:
-            slab, slot, length = self._alone
-            if one_row.can_attend(slab, num_heads // groups, length):
-                return one_row.attend_one(slab, slot, length, layer, query, key, value, scale=scale, window=window)
         grouped = query.view(num_rows, groups, num_heads // groups, head_dim)
         output: Tensor | None = None
         log_sums: Tensor | None = None
@@ -153,6 +179,43 @@ class WorkspaceDecode:
             output.index_copy_(0, places, rest)
         return output
 
+    def write_pool(self, vectors: Tensor, pool_rows: Tensor) -> None:
+        """Copy the new tokens' keys and values of the layers that ran here from the slabs into the pool.
+
+        Nobody reads them there before the step after this one: two scatters a step instead of two a layer.
+
+        Args:
+            vectors: [N, G * D], the pool.
+            pool_rows: int64[layers, 2, n], where the tokens' keys and values go.
+        """
+        if not self._layers:
+            return
+        every_layer = len(self._layers) == pool_rows.shape[0]
+        layers = slice(None) if every_layer else torch.tensor(self._layers)
+        for part in self._parts:
+            rows = pool_rows if part.places is None else pool_rows.index_select(2, part.places)
+            for side, store in enumerate((part.slab.keys, part.slab.values)):
+                new = store[:, part.slots, part.positions][layers]
+                vectors.index_copy_(0, rows[layers, side].flatten(), new.reshape(-1, vectors.shape[1]))
+
+
+def slab_views(part: SlabPart) -> list[LayerViews]:
+    """The views of all layers, each kind made for all of them in one call."""
+    keys, values = part.slab.keys, part.slab.values
+    num_layers = keys.shape[0]
+    read_keys, read_values = (
+        store[:, : part.extent, : part.width].transpose(2, 3).unbind(0) for store in (keys, values)
+    )
+    new_keys: Sequence[Tensor | None] = (None,) * num_layers
+    new_values: Sequence[Tensor | None] = new_keys
+    if len(part.slots) == 1:
+        slot, position = int(part.slots[0]), int(part.positions[0])
+        new_keys, new_values = (store[:, slot, position : position + 1].unbind(0) for store in (keys, values))
+    return [
+        LayerViews(*views)
+        for views in zip(keys.unbind(0), values.unbind(0), read_keys, read_values, new_keys, new_values, strict=True)
+    ]
+
 
 def _attend_slab(
     part: SlabPart,
@@ -169,14 +232,16 @@ def _attend_slab(
         key, value = key.index_select(0, part.places), value.index_select(0, part.places)
     if part.order is not None:
         grouped = grouped.index_select(0, part.order)
-    slab = part.slab
-    where = (part.slots, part.positions)
-    keys, values = slab.keys[layer], slab.values[layer]
-    keys.index_put_(where, key)
-    values.index_put_(where, value)
+    views = part.layer_views(layer)
+    if views.new_key is not None and views.new_value is not None:
+        views.new_key.copy_(key)
+        views.new_value.copy_(value)
+    else:
+        where = (part.slots, part.positions)
+        views.keys.index_put_(where, key)
+        views.values.index_put_(where, value)
     mask = part.mask(window, grouped.dtype)
-    keys = keys[: part.extent, : part.width].transpose(1, 2)
-    values = values[: part.extent, : part.width].transpose(1, 2)
+    keys, values = views.read_keys, views.read_values
     if keys.stride(2) == 1:
         return attend_few(grouped, keys, values, scale=scale, mask=mask, with_log_sum=with_log_sum)
     return attend(grouped, keys, values, scale=scale, mask=mask)

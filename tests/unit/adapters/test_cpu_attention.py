@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, KVGeometry, OperationInputError
-from sglang_lite.adapters.cpu import CpuOperations, one_row
+from sglang_lite.adapters.cpu import CpuOperations
 from tests.support.reference_operations import ReferenceOperations
 
 
@@ -55,8 +54,9 @@ class RandomSteps:
         window: int | None = None,
         with_rows: bool = True,
         tolerance: float = 2e-6,
+        sinks: dict[int, Tensor] | None = None,
     ) -> None:
-        """decode: (row, pages, length after); prefill: (row, pages, length after, chunk)."""
+        """decode: (row, pages, length after); prefill: (row, pages, length after, chunk); sinks: by layer."""
         chunks = [(row, pages, length, 1) for row, pages, length in decode] + list(prefill)
         slots: list[int] = []
         size = self.shape.page_size
@@ -79,11 +79,13 @@ class RandomSteps:
         reference_plan = reference.plan_attention(batch, self.geometry)
         for layer in range(self.shape.layers):
             query, key, value = self._inputs(len(slots))
-            scale = self.shape.head_dim**-0.5
-            expected = reference.attention(
-                query, key, value, self.reference_pool, layer, reference_plan, scale=scale, sliding_window=window
-            )
-            actual = self.ops.attention(query, key, value, self.pool, layer, plan, scale=scale, sliding_window=window)
+            options = {
+                "scale": self.shape.head_dim**-0.5,
+                "sliding_window": window,
+                "sinks": (sinks or {}).get(layer),
+            }
+            expected = reference.attention(query, key, value, self.reference_pool, layer, reference_plan, **options)
+            actual = self.ops.attention(query, key, value, self.pool, layer, plan, **options)
             torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(self.pool, self.reference_pool, equal_nan=True, atol=0, rtol=0)
 
@@ -131,17 +133,8 @@ def test_mixed_steps(shape: Shape, window: int | None, workspace_bytes: int) -> 
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_a_row_alone_in_any_slot(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One client: its row decodes alone, after others have left, in a short sequence and past the size limit."""
-    calls: list[int] = []
-    attend_one = one_row.attend_one
-
-    def counted(*args: Any, **options: Any) -> Tensor:
-        calls.append(args[2])
-        return attend_one(*args, **options)
-
-    monkeypatch.setattr(one_row, "attend_one", counted)
-    monkeypatch.setattr(one_row, "_MAX_PRODUCT", 3 * 64 * 20)
+def test_a_row_alone_in_any_slot(window: int | None) -> None:
+    """One client: its row decodes alone, after others have left; its keys and values take the short way."""
     shape = Shape(heads=9, groups=3, head_dim=64)
     steps = RandomSteps(CpuOperations(workspace_bytes=1 << 22), shape, seed=8)
     first: list[int] = []
@@ -150,7 +143,21 @@ def test_a_row_alone_in_any_slot(window: int | None, monkeypatch: pytest.MonkeyP
     steps.run([(0, first, 8), (1, second, 14)], window=window)
     for length in range(15, 24):
         steps.run([(1, second, length)], window=window)
-    assert calls == [length for length in range(15, 21) for _ in range(shape.layers)]
+    steps.run([(1, second, 24)], [(0, first, 12, 4)], window=window)
+
+
+@WORKSPACES
+@pytest.mark.parametrize("with_sinks", [0, 1], ids=["first", "last"])
+def test_layers_with_and_without_sinks_decode_together(with_sinks: int, workspace_bytes: int) -> None:
+    """Layers that read the pool and layers that read copies: every token reaches the pool, whoever writes it."""
+    shape = Shape(layers=2)
+    sinks = {with_sinks: torch.randn(shape.heads)}
+    steps = RandomSteps(CpuOperations(workspace_bytes=workspace_bytes), shape, seed=9)
+    first: list[int] = []
+    second: list[int] = []
+    steps.run([], [(0, first, 7, 7), (1, second, 13, 13)], sinks=sinks)
+    for index in range(6):
+        steps.run([(1, second, 14 + index), (0, first, 8 + index)], sinks=sinks)
 
 
 @WORKSPACES

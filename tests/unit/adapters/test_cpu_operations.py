@@ -6,10 +6,13 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor
 
 from sglang_lite.adapters.cpu import CpuOperations
 from sglang_lite.adapters.cpu.linear import (
     CpuLinear,
+    Layout,
+    agrees_with_torch,
     available_layouts,
     choose_layout,
 )
@@ -116,12 +119,23 @@ def test_measured_choice_computes_the_product(shared: bool) -> None:
         torch.testing.assert_close(linear(x), x @ weight.T, atol=1e-4, rtol=1e-4)
 
 
-def test_a_shared_weight_is_not_copied() -> None:
-    assert [layout.name for layout in available_layouts(torch.float32, shared=True)] == ["rows"]
+def test_a_shared_weight_is_left_as_it_is() -> None:
     weight = torch.randn(512, 256)
+    before = weight.clone()
     linear = CpuOperations().pack_linear(weight, None, shared=True)
-    weight.zero_()
-    assert not linear(torch.randn(2, 256)).any()
+    linear(torch.randn(2, 256))
+    assert torch.equal(weight, before)
+
+
+def test_a_packing_that_depends_on_the_row_count_is_not_considered() -> None:
+    weight = torch.randn(96, 64)
+    for layout in available_layouts(torch.float32, shared=False):
+        assert agrees_with_torch(layout, weight)
+
+    def wrong_for_many(x: Tensor, held: Tensor, bias: Tensor | None) -> Tensor:
+        return x @ held.T if len(x) < 100 else torch.zeros(len(x), len(held))
+
+    assert not agrees_with_torch(Layout("packed", lambda held: held, wrong_for_many), weight)
 
 
 def test_layout_is_chosen_over_all_row_counts() -> None:
