@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import OperationInputError
 from sglang_lite.adapters.speculation import ChainDraft, DraftTree, TreeAcceptance, TreeSelection
+from sglang_lite.types import Int64Array
 
 
 class CpuSpeculation:
@@ -103,9 +104,8 @@ def check_tree(selection: TreeSelection, sequence_lens: Tensor) -> None:
             raise OperationInputError(f"{name} must be int64 {list(shape)}, got {tensor.dtype} {list(tensor.shape)}")
 
 
-def _lay_out(
-    parents: np.ndarray[tuple[int, int], np.dtype[np.int64]], sequence_lens: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> DraftTree:
+def _lay_out(parents: Int64Array, sequence_lens: Int64Array) -> DraftTree:
+    """``parents`` [B, N]: the node that each node descends from; node 0 is the root."""
     num_rows, num_nodes = parents.shape
     mask = np.zeros((num_rows, num_nodes, num_nodes), dtype=bool)
     mask[:, 0, 0] = True

@@ -94,7 +94,8 @@ EXPERTS = (
                 call(
                     "flashinfer.fused_moe.cutlass_fused_moe",
                     "input token_selected_experts token_final_scales fc1_expert_weights fc2_expert_weights "
-                    "output_dtype quant_scales output",
+                    "output_dtype quant_scales fc1_expert_biases fc2_expert_biases swiglu_alpha swiglu_beta "
+                    "swiglu_limit ep_size ep_rank output tune_max_num_tokens enable_pdl activation_type backend",
                 ),
                 sms=SmVersions((89, 90, 100, 103, 110, 120)),
                 limits="ids int32, weights float32",
@@ -112,12 +113,18 @@ EXPERTS = (
                     "topk_ids expert_offsets problem_sizes1 problem_sizes2 input_permutation output_permutation "
                     "num_experts n k",
                 ),
+                call("sgl_kernel.shuffle_rows", "input_tensor dst2src_map output_tensor_shape"),
+                call("sgl_kernel.apply_shuffle_mul_sum", "input output permutation factors"),
                 call(
                     "sgl_kernel.fp8_blockwise_scaled_grouped_mm",
                     "output a_ptrs b_ptrs out_ptrs a_scales_ptrs b_scales_ptrs a b scales_a scales_b stride_a stride_b "
                     "stride_c layout_sfa layout_sfb problem_sizes expert_offsets workspace",
                 ),
+                call("sgl_kernel.shuffle_rows", "input_tensor dst2src_map output_tensor_shape"),
+                call("sgl_kernel.silu_and_mul", "input out"),
+                call("sgl_kernel.apply_shuffle_mul_sum", "input output permutation factors"),
                 sms=SmVersions((90, 100)),
+                limits="gate first, silu, no biases; hidden and intermediate sizes multiples of 128",
             ),
             torch("dequantize the experts hit, then a product for each"),
         ),

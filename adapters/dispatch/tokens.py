@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_lite.adapters.dispatch.model import ALL_FLOATS, CUDA12_LINE, CUDA13_LINE, Operation
-from sglang_lite.adapters.dispatch.wheels import COMMON_OPS, call, flashinfer, sgl_kernel, torch
+from sglang_lite.adapters.dispatch.wheels import call, flashinfer, sgl_kernel, torch
 
 _FLOAT32 = ("float32",)
 _PROBABILITIES = "probabilities float32, contiguous"
@@ -39,7 +39,7 @@ SAMPLING = (
         "one token a row",
         (
             flashinfer(
-                call("flashinfer.sampling.sampling_from_probs", "probs deterministic seed offset"),
+                call("flashinfer.sampling.sampling_from_probs", "probs deterministic check_nan seed offset"),
                 dtypes=_FLOAT32,
                 limits="seed and offset as tensors inside a captured graph",
             ),
@@ -188,11 +188,17 @@ COLLECTIVES = (
         "sum over the ranks of one node",
         (
             sgl_kernel(
-                call("torch.ops.sgl_kernel.init_custom_ar", "ipc_tensors rank_data rank full_nvlink"),
-                call("torch.ops.sgl_kernel.all_reduce", "fa inp out reg_buffer reg_buffer_sz_bytes"),
-                lines={line: COMMON_OPS[line] for line in (CUDA13_LINE, CUDA12_LINE)},
+                call("sgl_kernel.meta_size", ""),
+                call("sgl_kernel.init_custom_ar", "ipc_tensors rank_data rank full_nvlink"),
+                call("sgl_kernel.register_buffer", "fa fake_ipc_ptrs"),
+                call("sgl_kernel.all_reduce", "fa inp out reg_buffer reg_buffer_sz_bytes"),
+                call("sgl_kernel.get_graph_buffer_ipc_meta", "fa"),
+                call("sgl_kernel.register_graph_buffers", "fa handles offsets"),
+                call("sgl_kernel.dispose", "fa"),
+                only=CUDA13_LINE,
                 dtypes=ALL_FLOATS,
-                limits="2, 4, 6 or 8 ranks over NVLink (PCIe for 2); up to 8 MiB",
+                limits="2, 4, 6 or 8 ranks over NVLink (PCIe for 2); up to 8 MiB; the record of the older line lacks "
+                "the functions that register buffers",
             ),
             torch("torch.distributed (NCCL)"),
         ),

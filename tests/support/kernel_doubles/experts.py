@@ -236,9 +236,3 @@ def cutlass_fused_moe(**arguments: object) -> Tensor:
         raise KernelError("cutlass_fused_moe: name the backend")
     _run_experts(arguments)
     return output
-
-
-@kernel
-def moe_sum_reduce(input_tensor: Tensor, output_tensor: Tensor, routed_scaling_factor: float = 0) -> None:
-    require(input_tensor.dim() == 3 and input_tensor.is_contiguous(), "moe_sum_reduce: contiguous [T, K, H]")
-    output_tensor.copy_(input_tensor.float().sum(1) * routed_scaling_factor)

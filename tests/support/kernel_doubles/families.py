@@ -16,7 +16,6 @@ FAMILY_DOUBLES: dict[str, Callable[..., object]] = {
     "sgl_kernel.topk_sigmoid": experts.topk_sigmoid,
     "sgl_kernel.moe_fused_gate": experts.moe_fused_gate,
     "sgl_kernel.moe_align_block_size": experts.moe_align_block_size,
-    "sgl_kernel.moe_sum_reduce": experts.moe_sum_reduce,
     "sgl_kernel.causal_conv1d_fwd": recurrent.causal_conv1d_fwd,
     "sgl_kernel.causal_conv1d_update": recurrent.causal_conv1d_update,
     "sgl_kernel.apply_token_bitmask_inplace_cuda": dense.apply_token_bitmask_inplace_cuda,
