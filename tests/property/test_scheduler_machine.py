@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Random engine loops over a small pool, with every slot of the pool simulated."""
 
     page_sizes: tuple[int, ...] = (1, 4, 16, 64)
+    draft_tokens: tuple[int, ...] = (0,)
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, data: st.DataObject) -> None:
         page_size = data.draw(st.sampled_from(self.page_sizes))
         least = -(-CONTEXT // page_size)
+        draft_tokens = data.draw(st.sampled_from(self.draft_tokens))
         self.config = SchedulerConfig(
             num_pages=data.draw(st.integers(least, 3 * least)),
             page_size=page_size,
@@ -88,7 +91,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             eviction_policy=data.draw(st.sampled_from(["lru", "lfu", "fifo", "priority"])),
             enable_radix_cache=data.draw(st.sampled_from([True, True, True, False])),
             eos_token_ids=(END_TOKEN,),
-            overlap=data.draw(st.booleans()),
+            overlap=data.draw(st.booleans()) and not draft_tokens,
+            draft_tokens=draft_tokens,
         )
         self.driver = Driver(self.config, vocab_size=VOCABULARY)
 
@@ -254,6 +258,22 @@ def test_outputs_do_not_depend_on_scheduling(page_size: int, monkeypatch: pytest
     # Sequences are short here; waiting for a common prefix has to happen all the same.
     monkeypatch.setattr(sharing, "MIN_SHARED_TOKENS", 6)
     machine = type("Machine", (SchedulerMachine,), {"page_sizes": (page_size,)})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=20,
+            stateful_step_count=25,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_guesses_change_no_output(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of four tokens a quarter of the guesses is right, and sequences repeat themselves at once.
+    monkeypatch.setattr(sys.modules[__name__], "VOCABULARY", 4)
+    machine = type("Machine", (SchedulerMachine,), {"page_sizes": (page_size,), "draft_tokens": (1, 4, 15)})
     run_state_machine_as_test(
         machine,
         settings=settings(

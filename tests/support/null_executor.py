@@ -44,6 +44,10 @@ class NullExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         """Compute the plan's tokens."""
+        if plan.draft_lens is not None:
+            self._results.append(self._verify(plan, plan.draft_lens))
+            self.num_steps += 1
+            return
         tokens = self._tokens(plan)
         for position, forbidden in plan.suppressed.items():
             tokens[position] = allowed_token(int(tokens[position]), forbidden, len(self._successor))
@@ -51,6 +55,38 @@ class NullExecutor:
         self.num_steps += 1
         scored = [_score(wanted, plan, tokens) for wanted in plan.logprobs]
         self._results.append(StepOutput(plan.step, tokens, scored))
+
+    def _verify(self, plan: StepPlan, draft_lens: Int32Array) -> StepOutput:
+        """Each row's tokens as if they were drawn one by one, as far as its guesses are right."""
+        ends = np.cumsum(plan.query_lens)
+        tokens: list[int] = []
+        counts: list[int] = []
+        first: list[int] = []
+        candidates = self._candidates(plan, draft_lens)
+        for position, index in enumerate(plan.sample_index.tolist()):
+            length = int(draft_lens[position])
+            guesses = plan.input_ids[ends[index] - length : ends[index]].tolist()
+            drawn = candidates[position]
+            if position in plan.suppressed:
+                assert length == 0, "a row whose draw is restricted guesses"
+                drawn = [allowed_token(drawn[0], plan.suppressed[position], len(self._successor))]
+            right = 0
+            while right < length and drawn[right] == guesses[right]:
+                right += 1
+            tokens += drawn[: right + 1]
+            counts.append(right + 1)
+            first.append(drawn[0])
+            self.last_token[plan.rows[index]] = drawn[right]
+        scored = [_score(wanted, plan, np.array(first, dtype=np.int32)) for wanted in plan.logprobs]
+        return StepOutput(plan.step, np.array(tokens, dtype=np.int32), scored, np.array(counts, dtype=np.int32))
+
+    def _candidates(self, plan: StepPlan, draft_lens: Int32Array) -> list[list[int]]:
+        """For each sampling row, the token that follows its newest token and each of its guesses."""
+        inputs, ends = self._inputs(plan), np.cumsum(plan.query_lens)
+        return [
+            self._successor[inputs[ends[index] - 1 - length : ends[index]]].tolist()
+            for index, length in zip(plan.sample_index.tolist(), draft_lens.tolist(), strict=True)
+        ]
 
     def collect(self) -> StepOutput:
         """The oldest result."""
@@ -93,6 +129,22 @@ class CheckingExecutor(NullExecutor):
         self._slot_position: Int32Array = np.full(num_slots, -1, dtype=np.int32)
 
     def _tokens(self, plan: StepPlan) -> Int32Array:
+        contexts = self._run(plan)
+        return np.array(
+            [context_token(contexts[index], self._vocab_size) for index in plan.sample_index.tolist()], dtype=np.int32
+        )
+
+    def _candidates(self, plan: StepPlan, draft_lens: Int32Array) -> list[list[int]]:
+        contexts = self._run(plan)
+        found = []
+        for index, length in zip(plan.sample_index.tolist(), draft_lens.tolist(), strict=True):
+            context = contexts[index]
+            stops = range(len(context) - length, len(context) + 1)
+            found.append([context_token(context[:stop], self._vocab_size) for stop in stops])
+        return found
+
+    def _run(self, plan: StepPlan) -> list[Int32Array]:
+        """Write the plan's tokens into the pool; the tokens every row attends to."""
         self._copy_pages(plan.page_copies)
         inputs = self._inputs(plan)
         slots = plan.slot_mapping
@@ -100,10 +152,7 @@ class CheckingExecutor(NullExecutor):
         assert len(np.unique(plan.rows)) == len(plan.rows), "a row is in the plan twice"
         self._slot_token[slots] = inputs
         self._slot_position[slots] = plan.positions
-        contexts = self._read_contexts(plan)
-        return np.array(
-            [context_token(contexts[index], self._vocab_size) for index in plan.sample_index.tolist()], dtype=np.int32
-        )
+        return self._read_contexts(plan)
 
     def _copy_pages(self, copies: Int32Array) -> None:
         size = self._page_size
