@@ -26,33 +26,43 @@ _PREFILL_CALLS = (
     call(
         f"{_PREFILL}.plan",
         "qo_indptr paged_kv_indptr paged_kv_indices paged_kv_last_page_len num_qo_heads num_kv_heads head_dim_qk "
-        "page_size causal sm_scale window_left logits_soft_cap q_data_type kv_data_type",
+        "page_size causal pos_encoding_mode sm_scale window_left logits_soft_cap q_data_type kv_data_type o_data_type "
+        "non_blocking",
     ),
     call(f"{_PREFILL}.run", "q paged_kv_cache out enable_pdl"),
 )
 _DECODE_CALLS = (
-    call(f"{_DECODE}.__init__", "float_workspace_buffer kv_layout use_cuda_graph use_tensor_cores backend"),
+    call(
+        f"{_DECODE}.__init__",
+        "float_workspace_buffer kv_layout use_cuda_graph use_tensor_cores paged_kv_indptr_buffer "
+        "paged_kv_indices_buffer paged_kv_last_page_len_buffer backend",
+    ),
     call(
         f"{_DECODE}.plan",
-        "indptr indices last_page_len num_qo_heads num_kv_heads head_dim page_size q_data_type kv_data_type sm_scale "
-        "window_left logits_soft_cap",
+        "indptr indices last_page_len num_qo_heads num_kv_heads head_dim page_size pos_encoding_mode q_data_type "
+        "kv_data_type o_data_type sm_scale window_left logits_soft_cap non_blocking",
     ),
     call(f"{_DECODE}.run", "q paged_kv_cache out enable_pdl"),
 )
 _SINK_CALLS = (
     call(
         f"{_SINKS}.__init__",
-        "float_workspace_buffer kv_layout backend q_data_type kv_data_type head_dim_qk head_dim_vo window_left",
+        "float_workspace_buffer kv_layout use_cuda_graph qo_indptr_buf paged_kv_indptr_buf paged_kv_indices_buf "
+        "paged_kv_last_page_len_buf backend pos_encoding_mode q_data_type kv_data_type head_dim_qk head_dim_vo "
+        "window_left",
     ),
     call(
         f"{_SINKS}.plan",
         "qo_indptr paged_kv_indptr paged_kv_indices paged_kv_last_page_len num_qo_heads num_kv_heads head_dim_qk "
-        "page_size causal sm_scale window_left q_data_type kv_data_type",
+        "page_size causal pos_encoding_mode sm_scale window_left q_data_type kv_data_type o_data_type non_blocking",
     ),
-    call(f"{_SINKS}.run", "q paged_kv_cache"),
+    call(f"{_SINKS}.run", "q paged_kv_cache out enable_pdl"),
 )
 _LATENT_CALLS = (
-    call(f"{_LATENT}.__init__", "float_workspace_buffer use_cuda_graph backend"),
+    call(
+        f"{_LATENT}.__init__",
+        "float_workspace_buffer use_cuda_graph qo_indptr kv_indptr kv_indices kv_len_arr backend",
+    ),
     call(
         f"{_LATENT}.plan",
         "qo_indptr kv_indptr kv_indices kv_len_arr num_heads head_dim_ckv head_dim_kpe page_size causal sm_scale "

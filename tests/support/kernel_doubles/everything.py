@@ -14,21 +14,21 @@ from sglang_lite.adapters.verification import Subject
 from tests.support.kernel_doubles import DENSE_DOUBLES, OPERATOR_DOUBLES
 from tests.support.kernel_doubles.families import ATTRIBUTES, FAMILY_DOUBLES
 from tests.support.kernel_records import record_of
-from tests.support.kernel_stubs import installed_stubs, registered_operators
+from tests.support.kernel_stubs import Observer, installed_stubs, registered_operators
 
 WORKSPACE_BYTES = 64
 
 
 @contextmanager
-def installed_everything(line: str) -> Iterator[None]:
-    """Doubles of what the line has."""
+def installed_everything(line: str, observer: Observer | None = None) -> Iterator[None]:
+    """Doubles of what the line has; ``observer`` is told of every call."""
     offered = {}
     for path, double in {**FAMILY_DOUBLES, **DENSE_DOUBLES}.items():
         record = record_of(path, line)
         defined = record.aliases.get(path, path)
         if defined in record.functions or defined in record.classes:
             offered[path] = double
-    with installed_stubs(line, offered, ATTRIBUTES), registered_operators(line, OPERATOR_DOUBLES):
+    with installed_stubs(line, offered, ATTRIBUTES, observer), registered_operators(line, OPERATOR_DOUBLES):
         yield
 
 
