@@ -159,7 +159,7 @@ def build_runner(
     available = max(0, available - weight_bytes // parallel.size - adapted_bytes)
     rows = plan_rows(
         config,
-        description.recurrent,
+        share_of(description, parallel.size).recurrent,
         activation_bytes=dtype.itemsize,
         available_bytes=available,
         default_rows=DEFAULT_MAX_RUNNING_REQUESTS,

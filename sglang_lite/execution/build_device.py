@@ -146,7 +146,7 @@ def _plan_memory(
     budget = kv_bytes(memory, fraction)
     rows = plan_rows(
         config,
-        description.recurrent,
+        share_of(description, parallel.size).recurrent,
         activation_bytes=dtype.itemsize,
         available_bytes=budget,
         default_rows=DEFAULT_MAX_RUNNING_REQUESTS,

@@ -44,11 +44,6 @@ def check_recurrent_options(config: ServerConfig, description: ModelDescription)
             f"recurrent state registration and transfer are missing; KV-only transfer is insufficient. Serve prefill "
             f"and decode in one server (--disaggregation-mode null)"
         )
-    if config.tp_size > 1:
-        raise StartupError(
-            f"--tp-size {config.tp_size}: tensor parallelism is not implemented for {description.architecture}, which "
-            f"has recurrent layers; use --tp-size 1 (and --dp-size for more devices)"
-        )
 
 
 def without_prefix_cache(config: ServerConfig, description: ModelDescription) -> ServerConfig:

@@ -16,7 +16,7 @@ class ChannelDeltaAttention:
     Args:
         layer: index among the layers with recurrent state.
         qkv_proj: hidden -> query | key | value.
-        gates_proj: hidden -> inputs of ``decay_proj`` | inputs of ``gate_proj`` | beta inputs [H].
+        low_rank_proj: hidden -> inputs of ``decay_proj`` | inputs of ``gate_proj``. beta_proj: hidden -> H.
         decay_proj: dv -> H * dk. gate_proj: dv -> H * dv.
         conv_weight: [conv_channels, K].
         decay_rate: float32[H, 1], positive; dt_bias: float32[H, dk].
@@ -25,14 +25,15 @@ class ChannelDeltaAttention:
     """
 
     __slots__ = (
+        "_beta_proj",
         "_conv_weight",
         "_decay_proj",
         "_decay_rate",
         "_dt_bias",
         "_eps",
         "_gate_proj",
-        "_gates_proj",
         "_layer",
+        "_low_rank_proj",
         "_norm",
         "_ops",
         "_output_proj",
@@ -46,7 +47,8 @@ class ChannelDeltaAttention:
         shape: DeltaShape,
         layer: int,
         qkv_proj: PackedLinear,
-        gates_proj: PackedLinear,
+        low_rank_proj: PackedLinear,
+        beta_proj: PackedLinear,
         decay_proj: PackedLinear,
         gate_proj: PackedLinear,
         output_proj: PackedLinear,
@@ -61,7 +63,8 @@ class ChannelDeltaAttention:
         self._shape = shape
         self._layer = layer
         self._qkv_proj = qkv_proj
-        self._gates_proj = gates_proj
+        self._low_rank_proj = low_rank_proj
+        self._beta_proj = beta_proj
         self._decay_proj = decay_proj
         self._gate_proj = gate_proj
         self._output_proj = output_proj
@@ -77,11 +80,12 @@ class ChannelDeltaAttention:
         tails, states = step.tails[self._layer], step.states[self._layer]
         mixed = recurrent.causal_conv(self._qkv_proj(x), self._conv_weight, tails, step.plan)
         query, key, value = shape.split_heads(mixed)
-        low_ranks = [self._decay_proj.in_features, self._gate_proj.in_features, shape.num_value_heads]
-        decay_input, gate_input, beta = self._gates_proj(x).split_with_sizes(low_ranks, -1)
+        ranks = [self._decay_proj.in_features, self._gate_proj.in_features]
+        decay_input, gate_input = self._low_rank_proj(x).split_with_sizes(ranks, -1)
         decay = self._decay_proj(decay_input).float().view(-1, shape.num_key_heads, shape.key_dim)
         log_decay = -self._decay_rate * functional.softplus(decay + self._dt_bias)
-        output = recurrent.gated_delta(query, key, value, log_decay, beta.float().sigmoid(), states, step.plan)
+        beta = self._beta_proj(x).float().sigmoid()
+        output = recurrent.gated_delta(query, key, value, log_decay, beta, states, step.plan)
         gate = self._gate_proj(gate_input).sigmoid()
         output = self._ops.rms_norm(output, self._norm, self._eps).flatten(1) * gate
         return self._output_proj(output)

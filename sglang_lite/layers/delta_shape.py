@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,6 +39,19 @@ class DeltaShape:
     def conv_channels(self) -> int:
         """Channels of the convolution: query, key and value."""
         return 2 * self.key_width + self.value_width
+
+    def share(self, parts: int) -> DeltaShape:
+        """The shape of one of ``parts`` equal parts; they must divide the key heads."""
+        return replace(self, num_key_heads=self.num_key_heads // parts, num_value_heads=self.num_value_heads // parts)
+
+    def channel_spans(self, index: int, parts: int) -> list[tuple[int, int]]:
+        """(start, stop) of the channels of query, key and value that belong to part ``index`` of ``parts``."""
+        spans, start = [], 0
+        for width in (self.key_width, self.key_width, self.value_width):
+            part = width // parts
+            spans.append((start + index * part, start + (index + 1) * part))
+            start += width
+        return spans
 
     def split_heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, conv_channels] -> query and key [T, Hk, dk], value [T, Hv, dv], views."""

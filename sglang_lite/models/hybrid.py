@@ -19,7 +19,6 @@ from sglang_lite.models.dense_names import EMBEDDING, FINAL_NORM, LM_HEAD, layer
 from sglang_lite.models.linear_loader import LinearLoader
 from sglang_lite.models.model_description import ModelDescription
 from sglang_lite.models.weight_reader import WeightReader
-from sglang_lite.types import StartupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +132,7 @@ def build_hybrid(
         rotary: None for a model without rotary embeddings.
         blocks: loads the blocks of a layer.
         read_norm: reads the weight of a norm over the hidden state, ready to multiply with.
-
-    Raises:
-        StartupError: the model would have to be split over several ranks.
     """
-    if reader.parallel.size > 1:
-        raise StartupError(
-            f"{description.architecture}: tensor parallelism is not implemented for models with recurrent layers; "
-            f"use --tp-size 1"
-        )
     embedding = reader.read_vocabulary(EMBEDDING)
     linears = LinearLoader(reader, ops)
     loader = LayerLoader(description, reader, linears, ops)

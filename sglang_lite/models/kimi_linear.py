@@ -10,6 +10,7 @@ from sglang_lite.adapters.base import Operations
 from sglang_lite.layers.channel_delta import ChannelDeltaAttention
 from sglang_lite.layers.feed_forward import FeedForward
 from sglang_lite.layers.latent_attention import LatentAttention
+from sglang_lite.layers.parallel import part_of
 from sglang_lite.models.decoder_loader import LayerLoader
 from sglang_lite.models.dense_names import layer_prefix
 from sglang_lite.models.hybrid import HybridDecoder, HybridStep, Mixer, build_hybrid
@@ -17,7 +18,7 @@ from sglang_lite.models.kimi_linear_config import kimi_details
 from sglang_lite.models.latent_loader import load_latent_attention
 from sglang_lite.models.model_description import ModelDescription
 from sglang_lite.models.moe_loader import load_sparse_mlp
-from sglang_lite.models.weight_reader import WeightReader
+from sglang_lite.models.weight_reader import Shard, WeightReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +75,22 @@ def _blocks(loader: LayerLoader, layer: int) -> tuple[Mixer, FeedForward]:
 def _delta_attention(loader: LayerLoader, layer: int) -> ChannelDeltaAttention:
     details, reader, linears = kimi_details(loader.description), loader.reader, loader.linears
     prefix, shape = f"{layer_prefix(layer)}self_attn.", details.delta
-    conv = reader.read_merged([f"{prefix}{name}_conv1d.weight" for name in "qkv"])
+    group, heads = reader.parallel, part_of(shape.num_value_heads, reader.parallel)
+    shard = Shard(0, group.rank, group.size) if group.size > 1 else None
+    conv = reader.read_merged([f"{prefix}{name}_conv1d.weight" for name in "qkv"], shard)
     return ChannelDeltaAttention(
         loader.ops,
-        shape,
+        shape.share(group.size),
         details.index_in_kind(layer),
         linears.column([f"{prefix}{name}_proj.weight" for name in "qkv"]),
-        linears.replicated([f"{prefix}{name}.weight" for name in ("f_a_proj", "g_a_proj", "b_proj")]),
+        linears.replicated([f"{prefix}f_a_proj.weight", f"{prefix}g_a_proj.weight"]),
+        linears.column([f"{prefix}b_proj.weight"]),
         linears.column([f"{prefix}f_b_proj.weight"]),
         linears.column([f"{prefix}g_b_proj.weight"]),
         linears.row(f"{prefix}o_proj.weight"),
         conv_weight=conv.squeeze(1),
-        decay_rate=reader.read_float32(f"{prefix}A_log").exp().view(shape.num_value_heads, 1),
-        dt_bias=reader.read_float32(f"{prefix}dt_bias").view(shape.num_value_heads, shape.key_dim),
+        decay_rate=reader.read_float32(f"{prefix}A_log").exp().view(-1, 1)[heads],
+        dt_bias=reader.read_float32(f"{prefix}dt_bias").view(-1, shape.key_dim)[heads],
         norm=reader.read(f"{prefix}o_norm.weight"),
         norm_eps=loader.description.rms_norm_eps,
     )

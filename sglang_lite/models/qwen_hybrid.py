@@ -9,21 +9,22 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import Operations, PackedLinear
 from sglang_lite.layers.attention import AttentionShape
+from sglang_lite.layers.delta_shape import DeltaShape
 from sglang_lite.layers.feed_forward import FeedForward
 from sglang_lite.layers.gated_attention import GatedAttention
 from sglang_lite.layers.gated_delta import GatedDeltaNet, Splitter
+from sglang_lite.layers.parallel import part_of
 from sglang_lite.layers.rotary import RotaryTable
 from sglang_lite.models.decoder_loader import LayerLoader
 from sglang_lite.models.dense_names import layer_prefix
 from sglang_lite.models.hybrid import HybridDecoder, HybridStep, Mixer, build_hybrid
 from sglang_lite.models.hybrid_config import hybrid_details
-from sglang_lite.models.linear_loader import LinearLoader
 from sglang_lite.models.model_description import ModelDescription
 from sglang_lite.models.moe_loader import load_sparse_mlp
-from sglang_lite.models.weight_reader import WeightReader
+from sglang_lite.models.weight_reader import Span, WeightReader
 
-InputProjections = Callable[[LinearLoader, str], tuple[PackedLinear, PackedLinear]]
-"""(loader, prefix of the delta net) -> its two input projections, see ``GatedDeltaNet``."""
+InputProjections = Callable[[LayerLoader, str, DeltaShape], tuple[PackedLinear, PackedLinear]]
+"""(loader, prefix of the delta net, heads of the whole model) -> its two input projections, see ``GatedDeltaNet``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,12 @@ def _one_plus(reader: WeightReader, name: str) -> Tensor:
     return (reader.read_float32(name) + 1.0).to(reader.dtype)
 
 
+def channel_spans(loader: LayerLoader, delta: DeltaShape) -> list[Span]:
+    """This rank's rows of a tensor whose rows are the channels of query, key and value."""
+    group = loader.reader.parallel
+    return [Span(start, stop) for start, stop in delta.channel_spans(group.rank, group.size)]
+
+
 def _attention(loader: LayerLoader, layer: int) -> GatedAttention:
     description, prefix = loader.description, f"{layer_prefix(layer)}self_attn."
     return GatedAttention(
@@ -89,7 +96,12 @@ def _attention(loader: LayerLoader, layer: int) -> GatedAttention:
             scale=description.head_dim**-0.5,
         ),
         hybrid_details(description).index_in_kind(layer),
-        loader.column(prefix, ("q_proj", "k_proj", "v_proj"), has_bias=description.qkv_bias),
+        loader.column(
+            prefix,
+            ("q_proj", "k_proj", "v_proj"),
+            has_bias=description.qkv_bias,
+            parts=loader.linears.head_parts(description),
+        ),
         loader.row(f"{prefix}o_proj", has_bias=description.output_bias),
         query_norm=_one_plus(loader.reader, f"{prefix}q_norm.weight"),
         key_norm=_one_plus(loader.reader, f"{prefix}k_norm.weight"),
@@ -99,18 +111,19 @@ def _attention(loader: LayerLoader, layer: int) -> GatedAttention:
 
 def _delta_net(loader: LayerLoader, layer: int, projections: InputProjections, split: Splitter) -> GatedDeltaNet:
     details, prefix = hybrid_details(loader.description), f"{layer_prefix(layer)}linear_attn."
-    wide, narrow = projections(loader.linears, prefix)
+    group, heads = loader.reader.parallel, part_of(details.delta.num_value_heads, loader.reader.parallel)
+    wide, narrow = projections(loader, prefix, details.delta)
     return GatedDeltaNet(
         loader.ops,
-        details.delta,
+        details.delta.share(group.size),
         details.index_in_kind(layer),
         wide,
         narrow,
         loader.row(f"{prefix}out_proj", has_bias=False),
         split=split,
-        conv_weight=loader.reader.read(f"{prefix}conv1d.weight").squeeze(1),
-        decay_rate=loader.reader.read_float32(f"{prefix}A_log").exp(),
-        dt_bias=loader.reader.read_float32(f"{prefix}dt_bias"),
+        conv_weight=loader.reader.read_spans(f"{prefix}conv1d.weight", channel_spans(loader, details.delta)).squeeze(1),
+        decay_rate=loader.reader.read_float32(f"{prefix}A_log")[heads].exp(),
+        dt_bias=loader.reader.read_float32(f"{prefix}dt_bias")[heads],
         norm=loader.reader.read(f"{prefix}norm.weight"),
         norm_eps=loader.description.rms_norm_eps,
     )

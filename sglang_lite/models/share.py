@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from sglang_lite.models.hybrid_config import HybridDetails
 from sglang_lite.models.model_description import ModelDescription
 from sglang_lite.models.moe_config import MoEDescription
 from sglang_lite.types import StartupError
@@ -36,23 +37,21 @@ def check_expert_parallel(description: ModelDescription, parts: int) -> None:
 def check_tensor_parallel(description: ModelDescription, size: int) -> None:
     """Check that the heads and the feed-forward block of a model can be split.
 
-    Query heads and the feed-forward width must divide by the size; key/value heads too, or, when there are fewer of
+    Query heads, the key heads of linear attention and the feed-forward width must divide by the size; key/value heads
+    too, or, when there are fewer of
     them than ranks, the size must divide by them (neighbouring ranks then hold the same head).
 
     Raises:
         StartupError: names the extent, its value and the size.
     """
-    if size > 1 and description.recurrent is not None:
-        raise StartupError(
-            f"--tp-size {size}: tensor parallelism is not implemented for models with recurrent layers "
-            f"({description.architecture}); use --tp-size 1, and --dp-size for more devices"
-        )
     problems = []
     if description.num_heads % size:
         problems.append(f"num_attention_heads {description.num_heads}")
     heads = description.kv.num_kv_heads
     if description.kv.num_tensors > 1 and heads % size and size % heads:
         problems.append(f"num_key_value_heads {heads}")
+    if isinstance(description.details, HybridDetails) and description.details.delta.num_key_heads % size:
+        problems.append(f"the {description.details.delta.num_key_heads} key heads of linear attention")
     if description.intermediate_size % size:
         problems.append(f"intermediate_size {description.intermediate_size}")
     if problems:
@@ -77,8 +76,14 @@ def share_of(description: ModelDescription, size: int) -> ModelDescription:
     kv = description.kv
     if kv.num_tensors > 1:  # a latent row is every head's, so every rank keeps it
         kv = dataclasses.replace(kv, num_kv_heads=max(1, kv.num_kv_heads // size), total_heads=kv.num_kv_heads)
+    recurrent = description.recurrent
+    if recurrent is not None:
+        recurrent = dataclasses.replace(
+            recurrent, conv_channels=recurrent.conv_channels // size, num_heads=recurrent.num_heads // size
+        )
     return dataclasses.replace(
         description,
+        recurrent=recurrent,
         num_heads=description.num_heads // size,
         num_kv_heads=max(1, description.num_kv_heads // size),
         intermediate_size=description.intermediate_size // size,

@@ -158,6 +158,17 @@ class WeightReader:
             start = stop
         return merged
 
+    def read_spans(self, name: str, spans: Sequence[Span]) -> Tensor:
+        """Rows of one tensor, span behind span."""
+        rows = sum(span.stop - span.start for span in spans)
+        joined = torch.empty(rows, *self.shape_of(name)[1:], dtype=self._dtype, device=self._device)
+        start = 0
+        for span in spans:
+            stop = start + span.stop - span.start
+            joined[start:stop].copy_(self._plain(name, span))
+            start = stop
+        return joined
+
     def read_quantized(self, name: str) -> QuantizedWeight | None:
         """A matrix as the checkpoint stores it, on the host, or None when it is stored plain.
 

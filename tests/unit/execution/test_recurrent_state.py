@@ -17,6 +17,7 @@ from sglang_lite.execution.recurrent_limits import check_recurrent_options, plan
 from sglang_lite.execution.recurrent_state import RecurrentStatePool
 from sglang_lite.models.description import ModelDescription, describe
 from sglang_lite.models.model_description import RecurrentDescription
+from sglang_lite.models.share import check_tensor_parallel, share_of
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.info_routes import server_info_body
 from sglang_lite.types import StartupError
@@ -116,10 +117,15 @@ def test_states_cannot_be_sent_to_another_server(mode: str) -> None:
     check_recurrent_options(separate, describe(DENSE))
 
 
-def test_states_are_not_split_over_ranks() -> None:
-    with pytest.raises(StartupError, match="--tp-size 2"):
-        check_recurrent_options(config(tp_size=2), describe(HYBRID))
-    check_recurrent_options(config(), describe(HYBRID))
+def test_states_are_split_over_ranks_by_key_heads() -> None:
+    whole = describe(HYBRID)
+    share = share_of(whole, 2).recurrent
+    assert whole.recurrent is not None
+    assert share is not None
+    assert (share.num_heads, share.conv_channels) == (2, whole.recurrent.conv_channels // 2)
+    assert 2 * share.row_bytes(4) == whole.recurrent.row_bytes(4)
+    with pytest.raises(StartupError, match="--tp-size 4 does not divide the 2 key heads of linear attention"):
+        check_tensor_parallel(whole, 4)
 
 
 @pytest.mark.parametrize(("model", "is_off"), [(HYBRID, True), (DENSE, False)])
