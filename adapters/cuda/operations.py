@@ -87,6 +87,7 @@ class CudaOperations:
         self._first_lane = self._lane_settings()
         self._planner = AttentionPlanner(self._first_lane, self._variants)
         self._token_numbers = torch.arange(MAX_STEP_TOKENS, dtype=torch.int32, device=device)
+        self._rotation: tuple[Tensor, Tensor, Tensor] | None = None
         self._append: Any = self._wheels.flashinfer.page.append_paged_kv_cache
         self._rotate: Any = self._wheels.flashinfer.rope.apply_rope_with_cos_sin_cache_inplace
         by_wheel = {"flashinfer": self._wheels.flashinfer.activation, "sgl_kernel": self._wheels.sgl_kernel}
@@ -148,9 +149,11 @@ class CudaOperations:
 
     def _rotary(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, is_neox: bool) -> tuple[Tensor, Tensor]:
         """The kernel looks rows up by position; cos and sin were taken at the tokens' positions already, so token i
-        looks up row i."""
-        num_tokens = query.shape[0]
-        self._rotate(self._numbers(num_tokens), query, key, query.shape[-1], _joined(cos, sin), is_neox=is_neox)
+        looks up row i. All layers of a step pass the same cos and sin."""
+        if self._rotation is None or self._rotation[0] is not cos:
+            self._rotation = cos, self._numbers(query.shape[0]), _joined(cos, sin)
+        _, positions, table = self._rotation
+        self._rotate(positions, query, key, query.shape[-1], table, is_neox=is_neox)
         return query, key
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,9 +18,8 @@ TENSOR_CORE_GROUP = 4
 """Query heads per key/value head from which decode on tensor cores is the faster kernel."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionVariant:
-    """Everything that makes layers share a planned wrapper.
+class AttentionVariant(NamedTuple):
+    """Everything that makes layers share a planned wrapper. A tuple, because every layer makes and looks up one.
 
     Attributes:
         num_heads, num_kv_heads, head_dim: of the layer.
@@ -42,8 +41,7 @@ class AttentionVariant:
     kv_dtype: torch.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class LatentVariant:
+class LatentVariant(NamedTuple):
     """As ``AttentionVariant``, for layers that keep one latent row a token.
 
     Attributes:

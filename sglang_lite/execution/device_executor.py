@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from sglang_lite.execution.base import ExecutionError
 from sglang_lite.execution.device_runner import DeviceRunner
 from sglang_lite.execution.executor import TorchExecutor, step_failure
-from sglang_lite.execution.streams import PendingStep
+from sglang_lite.execution.streams import LaunchedStep
 from sglang_lite.scheduler.plan import StepPlan
 
 
@@ -24,7 +24,7 @@ class DeviceExecutor(TorchExecutor):
 
     def __init__(self, runner: DeviceRunner) -> None:
         self._launcher = runner
-        self._pending: SimpleQueue[PendingStep | ExecutionError | None] = SimpleQueue()
+        self._pending: SimpleQueue[LaunchedStep | ExecutionError | None] = SimpleQueue()
         self._waiter = threading.Thread(target=self._wait_for_steps, name="device results", daemon=True)
         self._waiter.start()
         super().__init__(runner)

@@ -91,6 +91,11 @@ def select_providers(
     Raises:
         StartupError: names every operation that is not, with the reasons.
     """
+    if description.kv.num_tensors == 1 and kv_dtype.itemsize == 1:
+        raise StartupError(
+            f"--kv-cache-dtype with 8 bits: {description.architecture} keeps latent rows, and no kernel attends over "
+            f"those as {dtype_name(kv_dtype)}; use --kv-cache-dtype auto"
+        )
     require_operations(record, required_operations(description, kv_dtype), dtype_name(dtype))
     require_operations(record, _SAMPLING, "float32")
     target = record.target

@@ -31,10 +31,11 @@ from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
 from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.recurrent_state import RecurrentStatePool
-from sglang_lite.execution.streams import PendingStep, PlanGate, TokenBuffers
+from sglang_lite.execution.streams import FinishedStep, LaunchedStep, PendingStep, PlanGate, TokenBuffers
+from sglang_lite.execution.verification import Verification, verification_of
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup
 from sglang_lite.models.base import CausalLanguageModel, RecurrentLanguageModel
-from sglang_lite.scheduler.plan import ScoredPositions, StepOutput, StepPlan
+from sglang_lite.scheduler.plan import SamplingColumns, ScoredPositions, StepOutput, StepPlan
 from sglang_lite.types import Int32Array
 
 FIRST_INPUTS = 1 << 16
@@ -137,7 +138,7 @@ class DeviceRunner:
         return self.launch(plan).result()
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> PendingStep:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Queue a step behind those launched before; the plan's arrays may change as soon as this returns."""
         with self._device.activate():
             if len(plan.page_copies):
@@ -146,6 +147,8 @@ class DeviceRunner:
             forwarded = self._forward(plan)
             if len(plan.sample_index) == 0:
                 return self._pending(plan, None, self._scorer.score(plan, forwarded.hidden, None, NO_ROWS))
+            if plan.draft_lens is not None:
+                return FinishedStep(self._verify(plan, forwarded, verification_of(plan, plan.draft_lens)))
             logits = self._model.logits(self._sampling_hidden(plan, forwarded))
             raw_logits = self._scorer.keep_raw(plan, logits)
             tokens = self._sample(plan, logits, forwarded.sample_rows).int()
@@ -153,6 +156,23 @@ class DeviceRunner:
             if plan.logprobs:  # rare: waits for the device
                 scored = self._scorer.score(plan, forwarded.hidden, raw_logits, tokens.cpu().numpy())
             return self._pending(plan, tokens, scored)
+
+    def _verify(self, plan: StepPlan, forwarded: _Forwarded, draws: Verification) -> StepOutput:
+        """Draw a token for each token fed and keep what confirms the guesses. The host has to see the draws, because
+        the next step's guesses depend on them."""
+        upload = self._device.upload
+        logits = self._model.logits(forwarded.hidden.index_select(0, upload(draws.tokens)))
+        first = upload(draws.starts)  # rows with scores have one draw
+        raw_logits = self._scorer.keep_raw(plan, logits.index_select(0, first)) if plan.logprobs else None
+        drawn = self._draw(
+            logits, draws.columns, draws.rows, upload(draws.rows), draws.generated, draws.suppressed, plan.resumed
+        )
+        on_host = drawn.int().cpu().numpy()
+        tokens, counts = draws.accept(plan, on_host)
+        newest = upload(tokens[np.cumsum(counts) - 1].astype(np.int64))
+        self._last_token.index_copy_(0, forwarded.sample_rows.long(), newest.clamp(min=0))
+        scored = self._scorer.score(plan, forwarded.hidden, raw_logits, on_host[draws.starts])
+        return StepOutput(plan.step, tokens, scored, counts)
 
     def _forward(self, plan: StepPlan) -> _Forwarded:
         if self._recurrent is not None:
@@ -234,22 +254,28 @@ class DeviceRunner:
 
     def _sample(self, plan: StepPlan, logits: Tensor, rows: Tensor) -> Tensor:
         """int64[S], also kept as what the rows feed next."""
-        if self._parallel.rank == 0:
-            tokens = self._sampler.sample(
-                logits,
-                plan.sampling,
-                plan.rows[plan.sample_index],
-                rows,
-                plan.generated,
-                plan.suppressed,
-                plan.resumed,
-            )
-        else:
-            tokens = torch.empty(len(plan.sample_index), dtype=torch.int64, device=logits.device)
-        tokens = self._parallel.broadcast(tokens)
+        host_rows = plan.rows[plan.sample_index]
+        tokens = self._draw(logits, plan.sampling, host_rows, rows, plan.generated, plan.suppressed, plan.resumed)
         # A row without a token ends; what it would feed next must only be a valid index.
         self._last_token.index_copy_(0, rows.long(), tokens.clamp(min=0))
         return tokens
+
+    def _draw(
+        self,
+        logits: Tensor,
+        columns: SamplingColumns,
+        rows: Int32Array,
+        device_rows: Tensor,
+        generated: Int32Array,
+        suppressed: dict[int, tuple[int, ...]],
+        resumed: dict[int, Int32Array],
+    ) -> Tensor:
+        """Tokens int64[S], the same on every rank."""
+        if self._parallel.rank == 0:
+            tokens = self._sampler.sample(logits, columns, rows, device_rows, generated, suppressed, resumed)
+        else:
+            tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        return self._parallel.broadcast(tokens)
 
     def _pending(self, plan: StepPlan, tokens: Tensor | None, scored: list[ScoredPositions]) -> PendingStep:
         buffer = self._token_buffers.take()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -64,6 +65,33 @@ class PlanGate:
     def leave(self) -> None:
         """The copies of the plans are queued on the current stream."""
         self._event.record()
+
+
+class LaunchedStep(Protocol):
+    """What a launch returns."""
+
+    @property
+    def step(self) -> int:
+        """Number of the plan."""
+
+    def result(self) -> StepOutput:
+        """Wait for the device. Call it once."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step whose result had to be waited for while it was launched."""
+
+    output: StepOutput
+
+    @property
+    def step(self) -> int:
+        """Number of the plan."""
+        return self.output.step
+
+    def result(self) -> StepOutput:
+        """At once."""
+        return self.output
 
 
 @dataclass(frozen=True, slots=True)
