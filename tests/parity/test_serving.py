@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from aiohttp.test_utils import TestClient, TestServer
 
+from sglang_lite import startup
+from sglang_lite.config import ServerConfig
 from sglang_lite.models.description import read_description
 from sglang_lite.server.app import make_app
 from sglang_lite.server.context import Phase, ServerContext
+from sglang_lite.types import StartupError
 from tests.support.in_process_engine import InProcessEngine, tokens_of, write_character_tokenizer
 from tests.support.model_library import Example, Library, full_pass
+from tests.support.server import local_server
 from tests.support.tiny_checkpoints import CASES, COMMON
 
 NUM_GENERATED = 12
@@ -95,3 +101,25 @@ async def test_c951_input_logprobs_equal_transformers(library: Library, case: st
     expected = full_pass(example.oracle, prompt).log_softmax(-1)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])
     actual = torch.tensor([entry[0] for entry in scored[1:]])
     assert (actual - expected.squeeze(1)).abs().max().item() <= 1e-3
+
+
+@pytest.mark.parametrize("case", ["gpt_oss", "deepseek_v3_yarn", "qwen3_next"])
+async def test_a_core_process_gives_the_same_tokens(library: Library, case: str) -> None:
+    """One family of each kind of memory: keys and values, latent rows, recurrent state."""
+    example = library.example(case)
+    write_character_tokenizer(example.directory, COMMON["vocab_size"])
+    prompt = example.token_ids[:20]
+    async with local_server(example.directory, max_total_tokens=1024, max_running_requests=4) as server:
+        body = {"prompt": prompt, "max_tokens": NUM_GENERATED, "temperature": 0, "ignore_eos": True}
+        reply = await server.post("/v1/completions", body)
+        info = (await server.get("/model_info")).json()
+    assert tokens_of(reply.json()["choices"][0]["text"]) == greedy(example, prompt)
+    assert info["architectures"] == [read_description(example.directory).architecture]
+
+
+def test_c017_a_refused_model_is_named_before_a_process_starts(tmp_path: Path, library: Library) -> None:
+    example = library.example("deepseek_v3")
+    config = json.loads((example.directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["DeepseekV4ForCausalLM"]}))
+    with pytest.raises(StartupError, match=r"DeepseekV4ForCausalLM is not served: .*hyper-connections"):
+        startup.prepare(ServerConfig(model_path=str(tmp_path), device="cpu"))
