@@ -61,14 +61,25 @@ class ExpertLayer:
 class ExpertLoop:
     """Two products for each expert that some token chose. See ``PackedExperts``.
 
-    Asks how many tokens each expert has, so it waits for the device and cannot be captured in a graph.
+    It asks how many tokens each expert has, which waits for the device. While a graph is captured nothing can be asked:
+    then every expert runs on every token, weighted 0 where it was not chosen.
+
+    Args:
+        layer: the experts.
+        is_capturing: whether a graph is being captured on this device.
     """
 
-    def __init__(self, layer: ExpertLayer) -> None:
+    def __init__(self, layer: ExpertLayer, is_capturing: Callable[[], bool] = bool) -> None:
         self._layer = layer
+        self._is_capturing = is_capturing
 
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """x [T, H], int32[T, K], float32[T, K] -> [T, H]."""
+        if self._is_capturing():
+            return self._run_all(x, topk_ids, topk_weights)
+        return self._run_chosen(x, topk_ids, topk_weights)
+
+    def _run_chosen(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         layer = self._layer
         num_tokens, top_k = topk_ids.shape
         local = topk_ids.reshape(-1).long() - layer.first_expert
@@ -88,6 +99,14 @@ class ExpertLoop:
         weighted = pairs.view(num_tokens, top_k, layer.hidden_size).float().mul_(topk_weights.unsqueeze(-1))
         return weighted.sum(1).to(x.dtype)
 
+    def _run_all(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        layer = self._layer
+        total = torch.zeros(x.shape[0], layer.hidden_size, dtype=torch.float32, device=x.device)
+        for expert in range(layer.num_experts):
+            share = topk_weights.masked_fill(topk_ids != layer.first_expert + expert, 0).sum(-1, keepdim=True)
+            total.addcmul_(self._run(expert, x).float(), share)
+        return total.to(x.dtype)
+
     def _run(self, expert: int, rows: Tensor) -> Tensor:
         layer = self._layer
         w13_bias = None if layer.w13_bias is None else layer.w13_bias[expert]
@@ -103,12 +122,13 @@ def plain_experts(
     w13_bias: Tensor | None,
     w2_bias: Tensor | None,
     first_expert: int,
+    is_capturing: Callable[[], bool] = bool,
 ) -> ExpertLoop:
     """The loop over weights w13 [E, 2I, H], w2 [E, H, I] kept as they are."""
     layer = ExpertLayer(
         w13.shape[0], w2.shape[1], w13.__getitem__, w2.__getitem__, activation, w13_bias, w2_bias, first_expert
     )
-    return ExpertLoop(layer)
+    return ExpertLoop(layer, is_capturing)
 
 
 def gated_activation(gate_up: Tensor, activation: ExpertActivation) -> Tensor:

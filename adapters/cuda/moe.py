@@ -8,7 +8,7 @@ from torch import Tensor
 from sglang_lite.adapters.base import OperationInputError
 from sglang_lite.adapters.cuda.experts import FlashInferExperts
 from sglang_lite.adapters.cuda.routing import Gate, make_gate
-from sglang_lite.adapters.cuda.selection import Selection
+from sglang_lite.adapters.cuda.selection import Selection, is_capturing
 from sglang_lite.adapters.cuda.wheels import Wheels
 from sglang_lite.adapters.dispatch import Package
 from sglang_lite.adapters.moe import SILU, AlignedTokens, ExpertActivation, PackedExperts, Routing
@@ -81,10 +81,10 @@ class CudaMoE:
         first_expert: int = 0,
         total_experts: int | None = None,
     ) -> PackedExperts:
-        """FlashInfer's fused experts where the device has them, else the loop over experts, which is not capturable."""
+        """FlashInfer's fused experts where the device has them, else the loop over experts."""
         check_experts(w13, w2, w13_bias, w2_bias, first_expert, total_experts)
         if self._selection.provider("moe.experts", w13.dtype).package is not Package.FLASHINFER:
-            return plain_experts(w13, w2, activation, w13_bias, w2_bias, first_expert)
+            return plain_experts(w13, w2, activation, w13_bias, w2_bias, first_expert, is_capturing)
         return FlashInferExperts(
             w13,
             w2,

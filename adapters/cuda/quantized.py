@@ -91,6 +91,18 @@ class CudaQuantized:
                 return gptq_linear(kernels, weight, bias)
         raise OperationInputError(f"no quantized product for {type(weight).__name__}")
 
+    def experts_refusal(
+        self, w13: QuantizedWeight, w2: QuantizedWeight, activation: ExpertActivation = SILU
+    ) -> str | None:
+        """None for float8 in blocks of 128 x 128, where the wheel has the grouped product."""
+        if not isinstance(w13, Fp8Weight) or not isinstance(w2, Fp8Weight):
+            return "only float8 experts have grouped products"
+        if self._selection.provider("moe.experts_fp8_blocks", self._dtype).package is not Package.SGL_KERNEL:
+            return "no kernel for this device has grouped products of float8 blocks"
+        if not BlockExperts.takes(w13, w2, activation):
+            return f"grouped products need blocks of {BLOCK} x {BLOCK} that fill the experts, and SwiGLU"
+        return None
+
     def pack_experts(
         self,
         w13: QuantizedWeight,
@@ -102,12 +114,12 @@ class CudaQuantized:
         first_expert: int = 0,
         total_experts: int | None = None,
     ) -> PackedExperts:
-        """Grouped float8 products for blocks of 128 x 128; every other format dequantizes the experts hit, one after
-        the other, which waits for the device and cannot be captured."""
-        if isinstance(w13, Fp8Weight) and isinstance(w2, Fp8Weight) and w13_bias is None and w2_bias is None:
-            provider = self._selection.provider("moe.experts_fp8_blocks", self._dtype)
-            if provider.package is Package.SGL_KERNEL and BlockExperts.takes(w13, w2, activation):
-                return BlockExperts(self._wheels.sgl_kernel, self._quantizers, w13, w2, first_expert)
+        """Grouped float8 products for blocks of 128 x 128; every other format dequantizes one expert after the
+        other in every call: slow, in the memory of the stored weights."""
+        has_biases = w13_bias is not None or w2_bias is not None
+        if not has_biases and self.experts_refusal(w13, w2, activation) is None:
+            assert isinstance(w13, Fp8Weight) and isinstance(w2, Fp8Weight)  # or it is refused
+            return BlockExperts(self._wheels.sgl_kernel, self._quantizers, w13, w2, first_expert)
         return dequantized_experts(w13, w2, activation, w13_bias, w2_bias, first_expert, self._dtype)
 
     def quantize_fp8_tensor(self, x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.cuda.quantized_linear import BLOCK
 from sglang_lite.adapters.cuda.quantizers import CudaQuantizers
+from sglang_lite.adapters.cuda.selection import is_capturing
 from sglang_lite.adapters.dequantize import dequantize
 from sglang_lite.adapters.moe import SILU, ExpertActivation
 from sglang_lite.adapters.moe_reference import ExpertLayer, ExpertLoop
@@ -142,7 +143,7 @@ def dequantized_experts(
         w2_bias=w2_bias,
         first_expert=first_expert,
     )
-    return ExpertLoop(layer)
+    return ExpertLoop(layer, is_capturing)
 
 
 def expert_of(weight: Stored, expert: int) -> Stored:

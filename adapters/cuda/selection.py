@@ -48,3 +48,8 @@ class Selection:
 def dtype_name(dtype: torch.dtype) -> str:
     """``bfloat16``, as the dispatch table names it."""
     return str(dtype).removeprefix("torch.")
+
+
+def is_capturing() -> bool:
+    """Whether the current stream records a graph, so that nothing may wait for the device."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import OperationInputError
 from sglang_lite.adapters.cpu.moe import CpuMoE
-from sglang_lite.adapters.moe import ActivationKind, ExpertActivation, GroupScore, Routing, Scoring
+from sglang_lite.adapters.moe import SILU, ActivationKind, ExpertActivation, GroupScore, Routing, Scoring
+from sglang_lite.adapters.moe_reference import plain_experts
+from tests.support.kernel_doubles.capture import Recording
 
 moe = CpuMoE()
 
@@ -169,6 +171,21 @@ class TestExperts:
         out = moe.fused_experts(x, ids, torch.ones(2, 2), w13, w2)
         torch.testing.assert_close(out[0], moe.fused_experts(x, ids[:, 1:], torch.ones(2, 1), w13, w2)[0])
         assert not out[1].any()
+
+    def test_nothing_is_asked_of_the_device_while_a_graph_is_captured(self) -> None:
+        """A look at a value would raise inside the recording; the replay sees other tokens choose other experts."""
+        w13, w2, x = random(6, 10, 8, seed=1), random(6, 8, 5, seed=2), random(9, 8, seed=5)
+        b13, b2 = random(6, 10, seed=3), random(6, 8, seed=4)
+        ids, weights = moe.route(random(9, 6, seed=6), Routing(Scoring.SOFTMAX, 3))
+        capturing = plain_experts(w13[2:], w2[2:], SILU, b13[2:], b2[2:], 2, is_capturing=lambda: True)
+        with Recording() as recording:
+            out = capturing(x, ids, weights)
+        whole = moe.pack_experts(w13[2:], w2[2:], w13_bias=b13[2:], w2_bias=b2[2:], first_expert=2, total_experts=6)
+        torch.testing.assert_close(out, whole(x, ids, weights))
+        ids.copy_(moe.route(random(9, 6, seed=7), Routing(Scoring.SOFTMAX, 3))[0])
+        x.copy_(random(9, 8, seed=8))
+        recording.replay()
+        torch.testing.assert_close(out, whole(x, ids, weights))
 
     def test_the_type_of_the_tokens_is_kept(self) -> None:
         w13, w2 = random(2, 10, 8, seed=1).bfloat16(), random(2, 8, 5, seed=2).bfloat16()
