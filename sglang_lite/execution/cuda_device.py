@@ -67,7 +67,8 @@ class CudaDevice:
         return graph, result
 
     def memory(self) -> DeviceMemory:
-        """As the driver counts it, other processes included."""
+        """As the driver counts it, other processes included; blocks that torch keeps for reuse are given back first."""
+        torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         return DeviceMemory(total=total, free=free)
 
