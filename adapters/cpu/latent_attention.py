@@ -137,33 +137,32 @@ class CpuLatentAttention:
         selection: KeySelection | None = None,
     ) -> Tensor:
         """Append the rows, attend. Returns [T, H * dv]."""
-        if not isinstance(plan, CpuLatentPlan) or self._pool is None:
+        if not isinstance(plan, CpuLatentPlan):
             raise OperationInputError(
                 f"latent attention needs a plan made for a pool of latent rows (plan_attention with a geometry of one "
                 f"tensor), not {type(plan).__name__}"
             )
         if not isinstance(projection, CpuLatentProjection):
             raise TypeError(f"the projection must come from pack_projection, not {type(projection).__name__}")
-        reader = self._pool
-        reader.vectors(pool).index_copy_(0, plan.write_rows[layer], rows.to(pool.dtype))
+        plan.pool.vectors(pool).index_copy_(0, plan.write_rows[layer], rows.to(pool.dtype))
         queries = _Queries(query_nope, query_rope, projection, scale, selection)
         output = query_nope.new_empty(query_nope.shape[0], projection.num_heads, projection.value_dim)
         if plan.num_decode:
-            output[: plan.num_decode] = _decode(plan, reader, queries, pool, layer)
+            output[: plan.num_decode] = _decode(plan, queries, pool, layer)
         for chunk in plan.chunks:
-            whole = rows[chunk.tokens] if not chunk.prefix_len else reader.read_chunk(pool, chunk, layer)
+            whole = rows[chunk.tokens] if not chunk.prefix_len else plan.pool.read_chunk(pool, chunk, layer)
             _attend_chunk(chunk, queries, whole.to(query_nope.dtype), output[chunk.tokens])
         return output.view(output.shape[0], -1)
 
 
-def _decode(plan: CpuLatentPlan, reader: LatentPool, queries: _Queries, pool: Tensor, layer: int) -> Tensor:
+def _decode(plan: CpuLatentPlan, queries: _Queries, pool: Tensor, layer: int) -> Tensor:
     """One query for each of the first ``num_decode`` rows: [n, H, dv]. The heads share the keys, read once."""
     query = queries.absorbed(0, plan.num_decode)
     if plan.order is not None:
         query = query.index_select(0, plan.order)
     mixed = torch.empty_like(query)
     for tile in plan.tiles:
-        rows = reader.read_tile(pool, tile, layer).to(query.dtype)
+        rows = plan.pool.read_tile(pool, tile, layer).to(query.dtype)
         keys = rows[:, None, :, : queries.key_width]
         mask = _decode_mask(plan, tile, queries, rows)
         part, _ = attend(query[tile.places].unsqueeze(1), keys, keys, scale=queries.scale, mask=mask)

@@ -80,25 +80,6 @@ class LatentChunk:
         ]
 
 
-@dataclass(slots=True)
-class CpuLatentPlan:
-    """Indices of one step.
-
-    Attributes:
-        write_rows: for each layer int64[T], vectors of the pool that receive the tokens' rows.
-        num_decode: decode rows.
-        order: int64[num_decode], the decode row handled at each place, or None for plan order.
-        tiles: they cover all places.
-        chunks: the prefill chunks.
-    """
-
-    write_rows: tuple[Tensor, ...]
-    num_decode: int
-    order: Tensor | None
-    tiles: list[DecodeTile]
-    chunks: list[LatentChunk]
-
-
 class LatentPool:
     """Index arithmetic over a pool [pages, layers, 1, page_size, 1, D] and reads into reused scratch memory."""
 
@@ -142,6 +123,27 @@ class LatentPool:
         return scratch.view(-1, geometry.head_dim)
 
 
+@dataclass(slots=True)
+class CpuLatentPlan:
+    """Indices of one step.
+
+    Attributes:
+        pool: how the pool that the step was planned for is read.
+        write_rows: for each layer int64[T], vectors of the pool that receive the tokens' rows.
+        num_decode: decode rows.
+        order: int64[num_decode], the decode row handled at each place, or None for plan order.
+        tiles: they cover all places.
+        chunks: the prefill chunks.
+    """
+
+    pool: LatentPool
+    write_rows: tuple[Tensor, ...]
+    num_decode: int
+    order: Tensor | None
+    tiles: list[DecodeTile]
+    chunks: list[LatentChunk]
+
+
 def plan_latent(pool: LatentPool, batch: AttentionBatch) -> CpuLatentPlan:
     """Work common to the layers of one step."""
     table = batch.page_table.numpy()
@@ -158,7 +160,7 @@ def plan_latent(pool: LatentPool, batch: AttentionBatch) -> CpuLatentPlan:
         pages = torch.from_numpy(table[index, : -(-kv_len // pool.geometry.page_size)])
         chunks.append(LatentChunk(start, stop, kv_len, pages))
         start = stop
-    return CpuLatentPlan(pool.slot_rows(batch.slot_mapping), num_decode, order, tiles, chunks)
+    return CpuLatentPlan(pool, pool.slot_rows(batch.slot_mapping), num_decode, order, tiles, chunks)
 
 
 def _plan_decode(

@@ -185,6 +185,19 @@ def test_a_pool_of_another_type_is_converted() -> None:
     world.check(step, tolerance=1e-4)
 
 
+def test_a_plan_reads_the_pool_it_was_made_for() -> None:
+    """Another pool is planned for between a step's plan and its run."""
+    world, other = World(4), World(16)
+    step = world.step([9], [(6, 5)])
+    plan = world.cpu.plan_attention(step.batch, world.geometry)
+    world.cpu.plan_attention(other.step([3], []).batch, other.geometry)
+    projection = world.cpu.latent.pack_projection(world.weight, HEADS, NOPE)
+    arguments = (step.query_nope, step.query_rope, step.rows, projection, world.pool, 0)
+    first = world.cpu.latent.attention(*arguments, plan, scale=0.3)
+    again = world.cpu.plan_attention(step.batch, world.geometry)
+    assert torch.equal(first, world.cpu.latent.attention(*arguments, again, scale=0.3))
+
+
 def test_slots_outside_the_pool_and_plans_of_other_pools_are_refused() -> None:
     world = World(4)
     step = world.step([5], [])
