@@ -163,6 +163,12 @@ class QuantizedOperations(Protocol):
             OperationInputError: this device has no product for it (``refusal`` says why), or shapes do not fit.
         """
 
+    def experts_refusal(
+        self, w13: QuantizedWeight, w2: QuantizedWeight, activation: ExpertActivation = SILU
+    ) -> str | None:
+        """None when this device has grouped products for such experts without biases; else why ``pack_experts`` would
+        dequantize them in every step. ``w13`` and ``w2`` have a leading dimension of experts."""
+
     def pack_experts(
         self,
         w13: QuantizedWeight,
@@ -174,11 +180,7 @@ class QuantizedOperations(Protocol):
         first_expert: int = 0,
         total_experts: int | None = None,
     ) -> PackedExperts:
-        """As ``MoEOperations.pack_experts`` for weights with a leading dimension of experts.
-
-        Raises:
-            OperationInputError: as ``pack_linear``.
-        """
+        """As ``MoEOperations.pack_experts`` for weights with a leading dimension of experts."""
 
     def quantize_fp8_tensor(self, x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(fp8 [T, K], float32 [1]): one scale, the given one or absolute maximum / 448."""

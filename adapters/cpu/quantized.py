@@ -37,6 +37,12 @@ class CpuQuantized:
         """The product as a device with fp8 or int8 activations computes it; plain activations for other formats."""
         return ReferenceQuantizedLinear(self, weight, bias)
 
+    def experts_refusal(
+        self, w13: QuantizedWeight, w2: QuantizedWeight, activation: ExpertActivation = SILU
+    ) -> str | None:
+        """As ``refusal``."""
+        return self.refusal(w13)
+
     def pack_experts(
         self,
         w13: QuantizedWeight,

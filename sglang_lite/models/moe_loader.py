@@ -14,6 +14,7 @@ from sglang_lite.models.decoder_loader import LayerLoader
 from sglang_lite.models.dense_names import layer_prefix
 from sglang_lite.models.linear_loader import LinearLoader
 from sglang_lite.models.moe_config import CORRECTION_BIAS, ROUTER, MoEDescription, shared_gate_name
+from sglang_lite.models.quantized_experts import read_quantized_experts
 from sglang_lite.models.weight_reader import Shard, WeightReader
 
 
@@ -87,6 +88,15 @@ def load_experts(
     Every matrix is read straight into its place in the stack, so that the peak is one matrix above the result.
     """
     part = expert_part(moe.num_experts, reader.parallel)
+    quantized = read_quantized_experts(reader, ops, prefix, part, activation)
+    if quantized is not None:
+        return ops.quantized.pack_experts(
+            quantized.w13,
+            quantized.w2,
+            activation=activation,
+            first_expert=part.first,
+            total_experts=moe.num_experts,
+        )
     intermediate = moe.intermediate_size // part.width_parts
     w13: Tensor | None = None
     w2: Tensor | None = None
