@@ -74,6 +74,18 @@ def test_two_ranks_say_what_one_says(case: str, tmp_path: Path) -> None:
         assert again["output_ids"] == answers(one, GREEDY)[0][0]
 
 
+def test_ranks_verify_guesses_together(tmp_path: Path) -> None:
+    save_checkpoint(CASES["heads split, vocabulary padded"], tmp_path)
+    biased = {**GREEDY, "max_new_tokens": 40, "logit_bias": {"20": 12.0, "21": 12.0}}
+    with start(tmp_path) as one, start(tmp_path, tp_size=2, speculative_algorithm="NGRAM") as two:
+        for sampling in (GREEDY, biased, {**biased, "temperature": 0.5, "sampling_seed": 3}):
+            assert answers(two, sampling)[0] == answers(one, sampling)[0]
+            free = {**sampling, "max_new_tokens": 40}
+            results = [engine.generate(input_ids=PROMPTS, sampling_params=free) for engine in (one, two)]
+            assert [item["output_ids"] for item in results[0]] == [item["output_ids"] for item in results[1]]
+        assert two._core._scheduler.stats().accepted_tokens > 20
+
+
 def test_a_rank_that_cannot_start_ends_the_start_with_its_reason(tmp_path: Path, monkeypatch: Any) -> None:
     save_checkpoint(CASES["biases behind the sum, windows"], tmp_path)
     started = rank_launch.start_rank
