@@ -95,3 +95,19 @@ def test_indices_are_on_the_device() -> None:
     tensors = [plan.query_starts, plan.decode_slots, plan.prefill_slots, plan.has_state, plan.decode_rows]
     tensors += [plan.prefill_rows, plan.fresh, plan.longest_first, index.places, *index.order]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("rows", [[3, 1, 2, 8, 0], [1, 2, 3, 8, 0], [0, 5, 8, 3, 1]])
+def test_the_delta_rule_stays_on_the_device(rows: list[int], per_channel: bool) -> None:
+    """On a device that holds shapes alone: a tensor made elsewhere on the way would be refused."""
+    device = torch.device("meta")
+    with installed_families("sglang-kernel"):
+        ops = CudaRecurrent(load_wheels(), device)
+    plan = ops.plan(RecurrentBatch(3, [1, 1, 1, 70, 3], rows, [False, False, False, True, False]))
+    heads = torch.empty(76, 2, 8, device=device)
+    value, beta = torch.empty(76, 4, 6, device=device), torch.empty(76, 4, device=device)
+    decay = torch.empty(76, 4, 8, device=device) if per_channel else beta
+    state = torch.empty(9, 4, 8, 6, device=device)
+    output = ops.gated_delta(heads, heads, value, decay, beta, state, plan)
+    assert (output.device, output.shape) == (device, value.shape)
