@@ -68,5 +68,6 @@ def test_the_device_verifies_guesses(sampling: dict[str, Any], tmp_path: Path) -
     on_device, device_accepted = generate(device_runner(str(tmp_path), HostDevice()), 7, sampling)
     assert on_host == on_device == expected
     assert host_accepted == device_accepted
-    assert host_accepted > 5, "the test says nothing when no guess is right"
+    if not sampling:
+        assert host_accepted > 5, "the test says nothing when no guess is right"
     assert all(len(tokens) == 40 for tokens in expected.values())
