@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sglang_lite import Engine
+from sglang_lite.configuration.loading import load_config
 from sglang_lite.execution.sampler import Sampler
 from sglang_lite.execution.verification import verification_of
 from sglang_lite.scheduler.plan import StepPlan
@@ -132,3 +133,24 @@ def test_draws_without_a_seed_follow_the_model() -> None:
 def test_what_is_not_built_is_refused_by_name(model: Path) -> None:
     with pytest.raises(StartupError, match="--speculative-algorithm EAGLE is not supported"):
         start(model, speculative_algorithm="EAGLE")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--speculative-draft-model-path", "draft"],
+        ["--speculative-token-map", "map.pt"],
+        ["--speculative-accept-threshold-single", "0.5"],
+    ],
+)
+def test_options_of_draft_models_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_config(["--model-path", "m", *words])
+    assert words[0] in capsys.readouterr().err
+
+
+def test_the_number_of_verified_tokens_counts_the_newest_one() -> None:
+    assert load_config(["--model-path", "m"]).guessed_tokens == 0
+    assert load_config(["--model-path", "m", "--speculative-algorithm", "NGRAM"]).guessed_tokens == 7
+    words = ["--speculative-algorithm", "ngram", "--speculative-num-draft-tokens", "4"]
+    assert load_config(["--model-path", "m", *words]).guessed_tokens == 3
