@@ -39,13 +39,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("taps", [2, 4])
 @pytest.mark.parametrize("name", BATCHES)
-def test_convolution(ops: CudaRecurrent, calls: Calls, name: str, taps: int) -> None:
+def test_convolution(ops: CudaRecurrent, calls: Calls, name: str, taps: int, strided: bool) -> None:
     batch = BATCHES[name]
     x = random(sum(batch.query_lens), 24).bfloat16()
     weight, state = random(12, taps, seed=1).bfloat16(), random(6, 12, taps - 1, seed=2).bfloat16()
-    x = x[:, 6:18]  # part of a wider projection
+    x = x[:, 6:18] if strided else x[:, 6:18].contiguous()  # part of a wider projection, or all of one
     given, expected_state = x.clone(), state.clone()
     out = ops.causal_conv(x, weight, state, ops.plan(batch))
     expected = REFERENCE.causal_conv(given, weight, expected_state, REFERENCE.plan(batch))
