@@ -19,7 +19,7 @@ from tests.support.step_plans import sampling_columns
 from tests.support.tiny_checkpoints import CASES, save_checkpoint
 
 PROMPTS = [[5, 6, 7, 8, 9] * 4, [40, 41], [3, 4, 5, 6, 7, 8, 60, 61, 62], [9] * 11, list(range(10, 50))]
-GREEDY = {"temperature": 0, "max_new_tokens": 40}
+GREEDY = {"temperature": 0, "max_new_tokens": 32}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def tokens(engine: Engine, sampling: Any, **options: Any) -> list[tuple[list[int
 
 SAMPLINGS = {
     "greedy": GREEDY,
-    "to the limit": {**GREEDY, "ignore_eos": True, "max_new_tokens": 41},
+    "to the limit": {**GREEDY, "ignore_eos": True, "max_new_tokens": 33},
     "stop tokens": {**GREEDY, "ignore_eos": False, "stop_token_ids": [17, 33, 77, 101]},
     "seeded": {"temperature": 0.7, "sampling_seed": 11, "top_p": 0.9, "max_new_tokens": 30, "ignore_eos": True},
     "cold": {"temperature": 0.2, "sampling_seed": 5, "max_new_tokens": 30, "ignore_eos": True},
@@ -63,10 +63,8 @@ SAMPLINGS = {
     "options",
     [
         {},
-        {"page_size": 1},
-        {"page_size": 16, "speculative_num_draft_tokens": 16},
-        {"max_total_tokens": 160},
-        {"speculative_num_draft_tokens": 2, "chunked_prefill_size": 8},
+        {"page_size": 1, "max_total_tokens": 160, "speculative_num_draft_tokens": 2},
+        {"page_size": 16, "speculative_num_draft_tokens": 16, "chunked_prefill_size": 16},
     ],
     ids=str,
 )
