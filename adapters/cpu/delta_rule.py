@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_MOST_DECAY = -80.0
+"""Logarithm of the strongest decay over a block whose inverse is still well within the range of float32."""
+
 
 def decode_step(state: Tensor, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
     """One token of n sequences. ``state`` [n, H, dk, dv] is updated in place.
@@ -101,12 +104,17 @@ def solve_blocks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, b
 def _decayed_products(query: Tensor, key: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     """k_i . k_j and q_i . k_j with what has decayed from j to i, for j <= i: [N, H, L, L] each. ``total`` is float64.
 
-    Above the diagonal the values mean nothing. Differences of the logarithms are taken before the exponential, because
-    a factor exp(-total_j) alone leaves the range of float32 after a few strongly decayed tokens.
+    Above the diagonal the values mean nothing. Differences of the logarithms are taken before the exponential where a
+    factor exp(-total_j) alone could leave the range of float32.
     """
     if total.shape[-1] == 1:
         decay = (total - total.transpose(-1, -2)).float().clamp_(max=0.0).exp_()
         return (key @ key.transpose(-1, -2)) * decay, (query @ key.transpose(-1, -2)) * decay
+    # Looking at the values would make the host wait for an accelerator.
+    if total.device.type == "cpu" and float(total.min()) > _MOST_DECAY:
+        undone = (key * total.neg().exp_().float()).transpose(-1, -2)
+        factors = total.exp().float()
+        return (key * factors) @ undone, (query * factors) @ undone
     length = key.shape[-2]
     key_products = key.new_zeros(*key.shape[:-1], length)
     query_products = torch.zeros_like(key_products)

@@ -103,10 +103,14 @@ def _convolve_chunks(x: Tensor, weight: Tensor, state: Tensor, plan: CpuRecurren
     inputs.index_copy_(0, index.oldest + (num_taps - 1), x)
     left = inputs.index_select(0, index.tails_out).view(num_chunks, num_taps - 1, -1)
     state.index_copy_(0, plan.prefill_rows, left.transpose(1, 2))
-    total = torch.zeros(x.shape, dtype=torch.float32)
-    for tap in range(num_taps):
-        total.addcmul_(inputs.index_select(0, index.oldest + tap).float(), weight[:, tap])
-    return functional.silu(total).to(x.dtype)
+    # Over the whole sequence at once; what mixes the end of a chunk with the tail of the next is left out at the end.
+    taps, stop = weight.t().contiguous(), len(inputs) - num_taps + 1
+    total = inputs[:stop] * taps[0]
+    for tap in range(1, num_taps):
+        total.addcmul_(inputs[tap : tap + stop].float(), taps[tap])
+    if num_chunks > 1:
+        total = total.index_select(0, index.oldest)
+    return functional.silu(total, inplace=True).to(x.dtype)
 
 
 def _normalized(x: Tensor, num_heads: int) -> Tensor:
