@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch
 from sglang_lite.adapters.cpu.pool_view import PoolReader
-from sglang_lite.adapters.cpu.softmax_attention import attend, chunk_mask, length_mask
+from sglang_lite.adapters.cpu.softmax_attention import attend, chunk_mask, join, length_mask
 
 _TILE_BYTES = 4 << 20
 """Keys and values of decode rows gathered at a time."""
@@ -58,8 +58,11 @@ class GeneralAttention:
         for row in range(self._num_decode, len(self._query_lens)):
             stop = start + self._query_lens[row]
             grouped = query[start:stop].view(stop - start, groups, -1, query.shape[2]).permute(1, 2, 0, 3)
-            keys, values, mask = self._chunk(row, pool, layer, window, grouped)
-            mixed, log_sum = attend_capped(grouped, keys, values, scale, mask, logit_cap)
+            if window is None and logit_cap is None:
+                mixed, log_sum = self._whole_chunk(row, pool, layer, grouped, scale)
+            else:
+                keys, values, mask = self._chunk(row, pool, layer, window, grouped)
+                mixed, log_sum = attend_capped(grouped, keys, values, scale, mask, logit_cap)
             output[start:stop] = mixed.permute(2, 0, 1, 3).flatten(1, 2)
             log_sums[start:stop] = log_sum.permute(2, 0, 1).flatten(1)
             start = stop
@@ -106,6 +109,20 @@ class GeneralAttention:
             log_sums[tile] = log_sum.flatten(1)
             start = tile.stop
 
+    def _whole_chunk(self, row: int, pool: Tensor, layer: int, grouped: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """A chunk that sees the whole sequence: its prefix and itself apart.
+
+        A mask over both together would have the size of their product, at long contexts more than the pool.
+        """
+        kv_len, num_queries = int(self._kv_lens[row]), self._query_lens[row]
+        prefix = kv_len - num_queries
+        keys, values = self._gather(row, pool, layer, 0, grouped.shape[1])
+        mixed, log_sum = attend(grouped, keys[:, :, prefix:], values[:, :, prefix:], scale=scale, causal=True)
+        if not prefix:
+            return mixed, log_sum
+        before, before_log_sum = attend(grouped, keys[:, :, :prefix], values[:, :, :prefix], scale=scale)
+        return join(mixed, log_sum, before, before_log_sum), torch.logaddexp(log_sum, before_log_sum)
+
     def _chunk(
         self, row: int, pool: Tensor, layer: int, window: int | None, grouped: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,15 +131,22 @@ class GeneralAttention:
         kv_len, num_queries = int(self._kv_lens[row]), self._query_lens[row]
         prefix = kv_len - num_queries
         first_key = 0 if window is None else max(0, prefix - window + 1) // page_size * page_size
-        pages = torch.from_numpy(self._table[row, first_key // page_size : -(-kv_len // page_size)].copy())
-        keys, values = self._reader.gather(pool, self._reader.page_runs(pages)[layer], 1)
-        repeat = grouped.shape[1]
-        heads = [x[0, : kv_len - first_key].transpose(0, 1).unsqueeze(1) for x in (keys, values)]
+        keys, values = self._gather(row, pool, layer, first_key, grouped.shape[1])
         if (row, window) not in self._masks:
             mask = chunk_mask(prefix, num_queries, first_key, kv_len - first_key, window)
             self._masks[row, window] = mask.to(grouped.dtype).view(1, 1, *mask.shape)
-        spread_keys, spread_values = (x.expand(-1, repeat, -1, -1) for x in heads)
-        return spread_keys, spread_values, self._masks[row, window]
+        return keys, values, self._masks[row, window]
+
+    def _gather(self, row: int, pool: Tensor, layer: int, first_key: int, repeat: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [G, repeat, K, D] of a row from ``first_key``, the first of a page, on.
+
+        Every query head of a group reads the same memory, which holds until the next call.
+        """
+        page_size, kv_len = self._reader.geometry.page_size, int(self._kv_lens[row])
+        pages = torch.from_numpy(self._table[row, first_key // page_size : -(-kv_len // page_size)].copy())
+        keys, values = self._reader.gather(pool, self._reader.page_runs(pages)[layer], 1)
+        spread = [x[0, : kv_len - first_key].transpose(0, 1).unsqueeze(1) for x in (keys, values)]
+        return spread[0].expand(-1, repeat, -1, -1), spread[1].expand(-1, repeat, -1, -1)
 
 
 def attend_capped(
