@@ -17,7 +17,7 @@ from sglang_lite.scheduler.request import Special
 from sglang_lite.scheduler.table import RequestTable
 from sglang_lite.types import Int32Array, Int64Array
 
-_VERIFIED_TOKENS = 64
+_VERIFIED_TOKENS = 48
 """Tokens of all rows of a step. A step that reads its weights for few tokens takes some more for little; with this
 many it is bound by arithmetic, and a guess costs as much as the token that it may save."""
 
