@@ -13,20 +13,43 @@ from torch.nn import functional
 from sglang_lite.adapters.base import OperationInputError
 from sglang_lite.adapters.moe import ActivationKind, ExpertActivation, GroupScore, Routing, Scoring
 
+TopIndices = Callable[[Tensor, int], Tensor]
+"""([T, E], K) -> int64[T, K]: the K largest of each row, largest first, ties to the lower index."""
 
-def route(logits: Tensor, routing: Routing, correction_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """``MoEOperations.route`` in torch, on whatever device ``logits`` are on."""
+
+def top_indices(scores: Tensor, top_k: int) -> Tensor:
+    """By sorting, without a look at any value: it can be captured in a graph. See ``TopIndices``."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
+
+
+def top_indices_on_host(scores: Tensor, top_k: int) -> Tensor:
+    """By selection, which leaves the order of equal scores open; only rows that have any are sorted."""
+    best = scores.topk(min(top_k + 1, scores.shape[-1]), dim=-1)
+    indices = best.indices[..., :top_k]
+    tied = (best.values[..., 1:] == best.values[..., :-1]).any(-1)
+    if tied.any():
+        indices[tied] = top_indices(scores[tied], top_k)
+    return indices
+
+
+def route(
+    logits: Tensor, routing: Routing, correction_bias: Tensor | None = None, best: TopIndices = top_indices
+) -> tuple[Tensor, Tensor]:
+    """``MoEOperations.route`` in torch, on whatever device ``logits`` are on.
+
+    ``best`` finds the largest; the default runs anywhere.
+    """
     check_routing(routing, logits.shape[-1])
     logits = logits.float()
     if routing.scoring is Scoring.TOP_K_SOFTMAX:
-        ids = _top_indices(logits if correction_bias is None else logits + correction_bias, routing.top_k)
+        ids = best(logits if correction_bias is None else logits + correction_bias, routing.top_k)
         weights = logits.gather(-1, ids).softmax(-1)
         return ids.to(torch.int32), weights.mul_(routing.scaling) if routing.scaling != 1.0 else weights
     scores = logits.softmax(-1) if routing.scoring is Scoring.SOFTMAX else logits.sigmoid()
     choice = scores if correction_bias is None else scores + correction_bias.float()
     if routing.num_groups > 1:
-        choice = _keep_best_groups(choice, routing)
-    ids = _top_indices(choice, routing.top_k)
+        choice = _keep_best_groups(choice, routing, best)
+    ids = best(choice, routing.top_k)
     weights = scores.gather(-1, ids)
     if routing.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon)
@@ -193,12 +216,7 @@ def check_experts(
         )
 
 
-def _top_indices(scores: Tensor, top_k: int) -> Tensor:
-    """int64[T, K], best first, ties to the lower index (``topk`` leaves the order of equal scores open)."""
-    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
-
-
-def _keep_best_groups(choice: Tensor, routing: Routing) -> Tensor:
+def _keep_best_groups(choice: Tensor, routing: Routing, best: TopIndices) -> Tensor:
     """Scores of experts outside the best groups become -inf."""
     grouped = choice.view(*choice.shape[:-1], routing.num_groups, -1)
     match routing.group_score:
@@ -208,6 +226,6 @@ def _keep_best_groups(choice: Tensor, routing: Routing) -> Tensor:
             group_scores = grouped.topk(2, -1).values.sum(-1)
         case _:
             assert_never(routing.group_score)
-    kept = _top_indices(group_scores, routing.kept_groups)
+    kept = best(group_scores, routing.kept_groups)
     dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter_(-1, kept, False)
     return grouped.masked_fill(dropped.unsqueeze(-1), float("-inf")).view_as(choice)

@@ -20,6 +20,7 @@ from sglang_lite.adapters.capability import (
     capability_record,
     require_bfloat16,
 )
+from sglang_lite.adapters.compilers import missing_compilers
 from sglang_lite.adapters.cuda.load_check import LoadReport, check
 from sglang_lite.adapters.device_facts import CudaDriver, DeviceFacts, read_driver
 from sglang_lite.adapters.dispatch import TABLE, Refusal, select
@@ -40,11 +41,13 @@ class Environment:
         driver: asks the CUDA driver.
         kernels: reads package metadata.
         load: imports the wheels in another process.
+        compilers: what FlashInfer lacks to compile its kernels.
     """
 
     driver: Callable[[], CudaDriver] = read_driver
     kernels: Callable[[], InstalledKernels] = installed_kernels
     load: Callable[[], LoadReport] = check
+    compilers: Callable[[], tuple[str, ...]] = missing_compilers
 
 
 def report(environment: Environment | None = None) -> int:
@@ -72,6 +75,8 @@ def problems_of(environment: Environment) -> list[str]:
     problems += kernels.problems
     if driver.devices and kernels.versions.keys() & set(_KERNEL_PACKAGES):
         problems += _load_problems(environment.load(), kernels)
+    if driver.devices and kernels.has_flashinfer:
+        problems += environment.compilers()
     return problems
 
 

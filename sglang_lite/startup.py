@@ -191,8 +191,6 @@ def _check_speculation(config: ServerConfig) -> None:
             f"--speculative-algorithm {algorithm.upper()} is not supported: draft models and draft heads (EAGLE, "
             f"EAGLE3, NEXTN, STANDALONE and others) are not built; NGRAM guesses from the request's own tokens"
         )
-    if algorithm is not None and config.device == "cuda":
-        raise StartupError("--speculative-algorithm NGRAM is not supported with --device cuda yet; leave it out")
 
 
 def _check_ranks(config: ServerConfig) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import OperationInputError
 from sglang_lite.adapters.moe import SILU, AlignedTokens, ExpertActivation, PackedExperts, Routing
-from sglang_lite.adapters.moe_reference import check_experts, plain_experts, route
+from sglang_lite.adapters.moe_reference import check_experts, plain_experts, route, top_indices_on_host
 
 
 class CpuMoE:
@@ -17,7 +17,7 @@ class CpuMoE:
 
     def route(self, logits: Tensor, routing: Routing, correction_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Choose experts: (topk_ids int32[T, K], topk_weights float32[T, K])."""
-        return route(logits, routing, correction_bias)
+        return route(logits, routing, correction_bias, top_indices_on_host)
 
     def align(self, topk_ids: Tensor, num_experts: int, block_size: int) -> AlignedTokens:
         """Sort pairs by expert, pad each run to whole blocks; expert -1 first."""

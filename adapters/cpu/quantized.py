@@ -10,10 +10,18 @@ from sglang_lite.adapters.base import OperationInputError
 from sglang_lite.adapters.cpu.moe import CpuMoE
 from sglang_lite.adapters.dequantize import E2M1_VALUES, E8M0_BIAS, dequantize, dequantize_fp8
 from sglang_lite.adapters.moe import SILU, ExpertActivation, PackedExperts
-from sglang_lite.adapters.quantized import Fp8Weight, Int8Weight, Mxfp4Weight, QuantizedLinear, QuantizedWeight
+from sglang_lite.adapters.quantized import (
+    Fp8Weight,
+    Int8Weight,
+    Mxfp4Weight,
+    Nvfp4Weight,
+    QuantizedLinear,
+    QuantizedWeight,
+)
 
 FP8_MAXIMUM = 448.0
 INT8_MAXIMUM = 127.0
+E2M1_MAXIMUM = 6.0
 QUANTIZER_EPSILON = 1e-10
 """Smallest absolute maximum of what shares a scale, so that zeros divide."""
 
@@ -180,6 +188,20 @@ def quantize_mxfp4(x: Tensor) -> Mxfp4Weight:
     exponent = exponent.clamp_(-E8M0_BIAS, E8M0_BIAS)
     nibbles = _to_e2m1(torch.ldexp(grouped, -exponent.unsqueeze(-1)))
     return Mxfp4Weight(nibbles[..., 0::2] | nibbles[..., 1::2] << 4, (exponent + E8M0_BIAS).to(torch.uint8))
+
+
+def quantize_nvfp4(x: Tensor) -> Nvfp4Weight:
+    """Round [..., K] to NVFP4 blocks of 16. The common scale makes the largest block scale the largest e4m3 value."""
+    if x.shape[-1] % 16:
+        raise OperationInputError(f"NVFP4 blocks of 16 do not divide the {x.shape[-1]} elements of a row")
+    grouped = x.float().reshape(*x.shape[:-1], -1, 16)
+    largest = grouped.abs().amax(-1)
+    global_scale = _scale(largest.amax(), FP8_MAXIMUM * E2M1_MAXIMUM)
+    scale = _to_fp8(largest / E2M1_MAXIMUM / global_scale)
+    # A block whose scale rounds to nothing is nothing.
+    factor = (scale.float() * global_scale).unsqueeze(-1)
+    nibbles = _to_e2m1(torch.where(factor > 0, grouped / factor, 0).flatten(-2))
+    return Nvfp4Weight(nibbles[..., 0::2] | nibbles[..., 1::2] << 4, scale, global_scale)
 
 
 def check_gemm(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> None:

@@ -122,13 +122,20 @@ def _with_channels(log_decay: Tensor) -> Tensor:
 
 
 def _decode(columns: list[Tensor], state: Tensor, plan: CpuRecurrentPlan) -> Tensor:
-    query, key, value, log_decay, beta = columns
-    if plan.decode_span is not None:
-        return decode_step(state.narrow(0, *plan.decode_span), query, key, value, log_decay, beta)
-    states = state.index_select(0, plan.decode_rows)
-    output = decode_step(states, query, key, value, log_decay, beta)
-    state.index_copy_(0, plan.decode_rows, states)
-    return output
+    span = plan.decode_span
+    if span is None:
+        states = state.index_select(0, plan.decode_rows)
+        output = decode_step(states, *columns)
+        state.index_copy_(0, plan.decode_rows, states)
+        return output
+    states = state.narrow(0, span.first, span.count)
+    if span.places is None:
+        return decode_step(states, *columns)
+    # Rows between that are not in the step get a decay of 1 and a correction of 0: they stay what they are.
+    spread = [column.new_zeros(span.count, *column.shape[1:]) for column in columns]
+    for wide, column in zip(spread, columns, strict=True):
+        wide.index_copy_(0, span.places, column)
+    return decode_step(states, *spread).index_select(0, span.places)
 
 
 def _run_chunks(columns: list[Tensor], state: Tensor, plan: CpuRecurrentPlan) -> Tensor:

@@ -12,6 +12,9 @@ from torch import Tensor
 from sglang_lite.adapters.base import OperationInputError
 from sglang_lite.adapters.recurrent import RecurrentBatch, RecurrentPlan
 
+_MOST_SPAN = 1.5
+"""Rows of a span for each row of the step, up to which the span is worked on as a whole."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionIndex:
@@ -56,13 +59,28 @@ class BlockIndex:
             yield group
 
 
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """Consecutive rows of the state pool.
+
+    Attributes:
+        first, count: the rows.
+        places: int64[n], where in the span each row of the step is; None when they are the whole span in its order.
+    """
+
+    first: int
+    count: int
+    places: Tensor | None
+
+
 class CpuRecurrentPlan(RecurrentPlan):
     """Indices of a step; what depends on a layer's shape is computed when the first layer of that shape asks.
 
     Attributes:
         num_decode: rows of one token that continue; num_tokens: all tokens of the step.
         decode_rows: int64[num_decode], their places in the state pool.
-        decode_span: (first, count) when these follow each other in the pool, so that states need no copy, else None.
+        decode_span: the part of the pool that they fill or nearly fill, where states are updated without a copy; None
+            when they are scattered.
         prefill_rows: int64[F], the rows of the chunks in the step's order; fresh: bool[F].
         longest_first: int64[F], the chunks by falling length, in which the delta rule takes them.
     """
@@ -123,7 +141,14 @@ class CpuRecurrentPlan(RecurrentPlan):
         return self._blocks[size]
 
 
-def _span(rows: list[int]) -> tuple[int, int] | None:
-    if rows and rows == list(range(rows[0], rows[0] + len(rows))):
-        return rows[0], len(rows)
-    return None
+def _span(rows: list[int]) -> RowSpan | None:
+    """The rows from the first to the last of ``rows``, if few others lie between: copying the states out and back
+    costs more than computing some in vain."""
+    if not rows:
+        return None
+    first, count = min(rows), max(rows) - min(rows) + 1
+    if rows == list(range(first, first + count)):
+        return RowSpan(first, count, None)
+    if count > len(rows) * _MOST_SPAN:
+        return None
+    return RowSpan(first, count, torch.tensor(rows) - first)

@@ -23,17 +23,14 @@ _TUNED_TOKENS = 8192
 class FlashInferExperts:
     """``cutlass_fused_moe`` over one layer's weights. See ``adapters.moe.PackedExperts``.
 
-    The kernel takes the two halves of the first matrix one after the other; which of them it takes for the gate is
-    asked from the kernel itself, once, with an expert whose halves tell (``gate_half_first``).
-
     Args:
         w13: [E, 2I, H]; interleaved or swapped halves are put in the kernel's order, which copies it.
         w2: [E, H, I].
         total_experts: on all ranks; the ranks hold equal parts, in order.
+        gate_first: which half of the first matrix the kernel takes for the gate (``gate_half_first``).
 
     Raises:
         OperationInputError: shapes or a split of the experts that the kernel does not take.
-        StartupError: the kernel computes neither order, so that its results cannot be trusted.
     """
 
     def __init__(
@@ -45,6 +42,8 @@ class FlashInferExperts:
         w2_bias: Tensor | None,
         first_expert: int,
         total_experts: int,
+        *,
+        gate_first: bool,
         enable_pdl: bool,
     ) -> None:
         num_experts, hidden, intermediate = w2.shape
@@ -58,9 +57,7 @@ class FlashInferExperts:
                 f"fused experts are split over ranks in equal parts; {num_experts} experts from {first_expert} on are "
                 f"no such part of {total_experts}"
             )
-        module = load_module("flashinfer.fused_moe")
-        self._kernel: Callable[..., Any] = module.cutlass_fused_moe
-        gate_first = gate_half_first(self._kernel, w13.device, w13.dtype)
+        self._kernel = _kernel()
         self._w13 = _in_kernel_order(w13, activation.interleaved, gate_first)
         self._w2 = w2.contiguous()
         self._options: dict[str, object] = {
@@ -94,8 +91,13 @@ class FlashInferExperts:
         return output
 
 
-def gate_half_first(kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel takes the first half of the first matrix for the gate.
+def _kernel() -> Callable[..., Any]:
+    kernel: Callable[..., Any] = load_module("flashinfer.fused_moe").cutlass_fused_moe
+    return kernel
+
+
+def gate_half_first(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernel takes the first half of the first matrix for the gate, asked from the kernel itself.
 
     One token of ones goes through one expert whose first half gives 1 and whose second half gives 2 in every element,
     and whose second matrix is the identity: silu(1) * 2 or silu(2) * 1 comes out.
@@ -108,7 +110,7 @@ def gate_half_first(kernel: Callable[..., Any], device: torch.device, dtype: tor
     w13 = halves.repeat_interleave(width).view(1, 2 * width, 1).expand(1, 2 * width, width).contiguous()
     x = torch.ones(1, width, device=device, dtype=dtype)
     output = torch.empty_like(x)
-    kernel(
+    _kernel()(
         input=x,
         token_selected_experts=torch.zeros(1, 1, dtype=torch.int32, device=device),
         token_final_scales=torch.ones(1, 1, dtype=torch.float32, device=device),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import OperationInputError
-from sglang_lite.adapters.cuda.experts import FlashInferExperts
+from sglang_lite.adapters.cuda.experts import FlashInferExperts, gate_half_first
 from sglang_lite.adapters.cuda.routing import Gate, make_gate
 from sglang_lite.adapters.cuda.selection import Selection, is_capturing
 from sglang_lite.adapters.cuda.wheels import Wheels
@@ -29,6 +29,7 @@ class CudaMoE:
     def __init__(self, wheels: Wheels, selection: Selection) -> None:
         self._wheels = wheels
         self._selection = selection
+        self._gate_first: dict[torch.dtype, bool] = {}
         self._gates: dict[tuple[Routing, int, torch.dtype, bool], Gate] = {}
 
     def route(self, logits: Tensor, routing: Routing, correction_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -93,8 +94,15 @@ class CudaMoE:
             w2_bias,
             first_expert,
             w13.shape[0] if total_experts is None else total_experts,
-            self._selection.enable_pdl,
+            gate_first=self._gate_half_first(w13.device, w13.dtype),
+            enable_pdl=self._selection.enable_pdl,
         )
+
+    def _gate_half_first(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Asked from the kernel once, not for every layer."""
+        if dtype not in self._gate_first:
+            self._gate_first[dtype] = gate_half_first(device, dtype)
+        return self._gate_first[dtype]
 
     def fused_experts(
         self,

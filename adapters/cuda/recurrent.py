@@ -5,6 +5,7 @@ The wheels hold no CUDA kernel for the delta rule; torch's own products compute 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ class CudaRecurrentPlan(CpuRecurrentPlan):
         self.prefill_rows = self.prefill_rows.to(device)
         self.fresh = self.fresh.to(device)
         self.longest_first = self.longest_first.to(device)
+        if self.decode_span is not None and self.decode_span.places is not None:
+            self.decode_span = replace(self.decode_span, places=self.decode_span.places.to(device))
         self._device_blocks: dict[int, BlockIndex] = {}
 
     def blocks(self, max_size: int) -> BlockIndex:

@@ -31,8 +31,8 @@ its own. `sglang-lite check-env` says what is installed, what does not fit toget
 
 How to read the tables: providers stand in the order of preference; the first one whose line, SM versions and element
 types fit is used, and when none fits the start is refused with the reasons. `torch` stands where the wheels have no
-kernel or do not reach. An SM version is the compute capability without its dot. What follows from the device code in
-the wheels and from their own checks has not been run on every device named here.
+kernel or do not reach. An SM version is the compute capability without its dot. The rows follow from the signatures of
+the wheels, the device code in their libraries and their own checks; `sglang-lite check-env --verify` is what runs them.
 """
 
 _TITLES = {

@@ -44,8 +44,7 @@ _IGNORED = {
     """,
     "number": """
         disaggregation-decode-host-receive-threshold gc-warning-threshold-secs hicache-ratio
-        schedule-conservativeness soft-watchdog-timeout speculative-accept-threshold-acc
-        speculative-accept-threshold-single swa-full-tokens-ratio
+        schedule-conservativeness soft-watchdog-timeout swa-full-tokens-ratio
     """,
     "text": """
         attention-backend bf16-gemm-backend crash-dump-folder cuda-graph-backend-decode
@@ -57,10 +56,10 @@ _IGNORED = {
         nsa-decode-backend nsa-prefill-backend otlp-traces-endpoint prefill-attention-backend reasoning-parser
         sampling-backend speculative-adaptive-config speculative-attention-mode
         speculative-draft-attention-backend speculative-draft-kv-cache-dtype speculative-draft-load-format
-        speculative-draft-model-path/speculative-draft-model speculative-draft-model-quantization
+        speculative-draft-model-quantization
         speculative-draft-model-revision speculative-dsa-topk-backend speculative-dspark-confidence-sts-path
         speculative-dspark-sps-table-path speculative-moe-a2a-backend speculative-moe-runner-backend
-        speculative-ngram-external-corpus-path speculative-ngram-match-type speculative-token-map
+        speculative-ngram-match-type
         tokenizer-metrics-custom-labels-header tool-call-parser
     """,
     "json": """
@@ -149,6 +148,7 @@ _REFUSED = {
         eplb-min-rebalancing-utilization-threshold=1.0 hicache-host-memory-fraction=0.8
         lora-drain-wait-threshold=0.0 mamba-full-memory-ratio prefill-delayer-max-delay-ms
         prefill-delayer-queue-min-ratio prefill-delayer-token-usage-low-watermark
+        speculative-accept-threshold-acc=1.0 speculative-accept-threshold-single=1.0
         tbo-token-distribution-threshold=0.48
     """,
     "text": """
@@ -177,7 +177,9 @@ _REFUSED = {
         qsa-indexer-dtype=auto quantization=unquant quantization-param-path radix-cache-backend
         remote-instance-weight-loader-backend=nccl remote-instance-weight-loader-seed-instance-ip
         retraction-policy=length return-hidden-states-mode rl-on-policy-target rl-quant-profile sidecar
-        spec-trace-dir ssl-ca-certs ssl-certfile ssl-keyfile ssl-keyfile-password
+        spec-trace-dir speculative-draft-model-path/speculative-draft-model
+        speculative-ngram-external-corpus-path speculative-token-map
+        ssl-ca-certs ssl-certfile ssl-keyfile ssl-keyfile-password
         startup-weight-load-mode=serial tokenizer-backend=huggingface tokenizer-mode=auto tool-server
         trace-modules=request unified-cache-external-linker-backend=mooncake uno-lora-path warmups
         watermark-config weight-cache-mode=off weight-cache-socket

@@ -110,7 +110,9 @@ def build_executor(
     if config.tp_size > 1:
         from sglang_lite.execution.parallel_executor import start_ranks
 
-        executor, built = start_ranks(config, lambda group: build_runner(config, description, directory, report, group))
+        executor, built = start_ranks(
+            config, lambda group: build_runner(config, description, directory, report, group), _executor_of
+        )
     else:
         built = build_runner(config, description, directory, report)
         executor = _executor_of(built)

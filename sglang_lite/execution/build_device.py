@@ -78,6 +78,10 @@ def build_device_runner(
         StartupError: something the model needs is not served (everything at once), or does not fit.
     """
     started = time.monotonic()
+    if config.enable_pdmux and parallel.size > 1:
+        raise StartupError(
+            f"--enable-pdmux with --tp-size {parallel.size}: one communicator does not serve two streams; use either"
+        )
     dtype = device_dtype(config, description)
     kv_dtype = device_kv_dtype(config, dtype)
     selection = select_providers(record, description, dtype, kv_dtype)

@@ -242,9 +242,15 @@ class ParallelExecutor:
 
 
 def start_ranks(
-    config: ServerConfig, build: Callable[[ParallelGroup], BuiltRunner]
+    config: ServerConfig,
+    build: Callable[[ParallelGroup], BuiltRunner],
+    make_executor: Callable[[BuiltRunner], TorchExecutor],
 ) -> tuple[ParallelExecutor, BuiltRunner]:
     """Start and join the other ranks of this replica, and build rank 0's part.
+
+    Args:
+        build: what rank 0 runs, in that group.
+        make_executor: what runs it.
 
     Raises:
         StartupError: a rank failed.
@@ -258,7 +264,7 @@ def start_ranks(
     except BaseException:
         leader.close()
         raise
-    return ParallelExecutor(TorchExecutor(built.runner, num_threads=built.num_threads), leader), built
+    return ParallelExecutor(make_executor(built), leader), built
 
 
 def rank_device(config: ServerConfig, placement: Placement, rank: int) -> torch.device:

@@ -58,9 +58,12 @@ def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     """Top-level keys of ``overrides`` replace those of ``config``.
 
     ``rope_theta`` and ``rope_scaling`` also reach into ``rope_parameters`` when the config uses that newer form,
-    which would hide them otherwise.
+    which would hide them otherwise. ``text_config`` is merged in the same way, key by key.
     """
     merged = {**config, **overrides}
+    inner, inner_overrides = config.get("text_config"), overrides.get("text_config")
+    if isinstance(inner, Mapping) and isinstance(inner_overrides, Mapping):
+        merged["text_config"] = merge_overrides(inner, inner_overrides)
     rope = config.get("rope_parameters")
     if isinstance(rope, Mapping) and "rope_parameters" not in overrides:
         replaced = dict(rope)

@@ -151,7 +151,11 @@ def canonical_name(name: str) -> str:
 
 MODULE = "sglang_lite.models.gemma3"
 GEMMA3 = Family(
-    architectures=("Gemma3ForCausalLM",), describe=describe, expected_tensors=expected_tensors, module=MODULE
+    architectures=("Gemma3ForCausalLM",),
+    describe=describe,
+    expected_tensors=expected_tensors,
+    module=MODULE,
+    canonical_name=canonical_name,
 )
 GEMMA3_WRAPPED = Family(
     architectures=("Gemma3ForConditionalGeneration",),

@@ -44,7 +44,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         yield KernelLine(request.param, CudaOperations(torch.device("cpu"), selection, workspace_bytes=64))
 
 
-@pytest.mark.parametrize("case", [name for name, case in CASES.items() if not case.recurrent])
+@pytest.mark.parametrize("case", list(CASES))
 def test_chunks_and_decode_through_the_kernels(library: Library, kernels: KernelLine, case: str) -> None:
     example, ops = library.example(case), kernels.operations
     runner = PagedRunner(load_model(example.directory, ops=ops, progress=False)[0], ops, page_size=4)

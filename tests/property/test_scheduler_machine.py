@@ -269,7 +269,7 @@ def test_outputs_do_not_depend_on_scheduling(page_size: int, monkeypatch: pytest
     )
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("page_size", [1, 4])
 def test_guesses_change_no_output(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Of four tokens a quarter of the guesses is right, and sequences repeat themselves at once.
     monkeypatch.setattr(sys.modules[__name__], "VOCABULARY", 4)

@@ -116,7 +116,7 @@ def greedy(text: str | None = None, sampling: dict[str, Any] | None = None, **fi
 @asynccontextmanager
 async def local_server(model: Path, **options: Any) -> AsyncIterator[LocalServer]:
     """A warmed-up server over ``model``; ``options`` are those of ``ServerConfig``."""
-    config = ServerConfig(model_path=str(model), device="cpu", **{"served_model_name": "chain", **options})
+    config = ServerConfig(model_path=str(model), **{"device": "cpu", "served_model_name": "chain", **options})
     async with await AsyncEngine.start(config) as engine:
         context = ServerContext(engine)
         server = TestServer(make_app(context))

@@ -17,6 +17,7 @@ from sglang_lite.adapters.cuda.load_check import LoadReport
 from sglang_lite.adapters.device_facts import DeviceFacts, read_driver
 from sglang_lite.adapters.kernel_lines import InstalledKernels, installed_kernels
 from sglang_lite.adapters.verification import Subject
+from sglang_lite.adapters.verification.sampling_cases import sampling_cases
 from sglang_lite.environment import Environment
 from tests.support.fake_driver import FakeDevice, FakeDriver
 from tests.support.kernel_doubles.everything import doubled_subject, installed_everything
@@ -28,7 +29,8 @@ CUDA13 = {"sglang-kernel": "0.4.10", "flashinfer-python": "0.7.2", "torch": "2.1
 def machine(devices: Sequence[FakeDevice] = (FakeDevice(),)) -> Environment:
     driver = FakeDriver(devices)
     loaded = LoadReport("2.14.1+cu130", "13.0", True, {})
-    return Environment(lambda: read_driver(lambda: driver), lambda: installed_kernels(CUDA13.get), lambda: loaded)
+    kernels = installed_kernels(CUDA13.get)
+    return Environment(lambda: read_driver(lambda: driver), lambda: kernels, lambda: loaded, lambda: ())
 
 
 def doubled(facts: DeviceFacts, kernels: InstalledKernels, dtype: torch.dtype) -> Subject:
@@ -51,6 +53,7 @@ def test_a_failure_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     def without_sampling(facts: DeviceFacts, kernels: InstalledKernels, dtype: torch.dtype) -> Subject:
         return Subject(doubled(facts, kernels, dtype).operations)
 
+    monkeypatch.setattr(acceptance, "FAMILIES", (sampling_cases,))
     with installed_everything("sglang-kernel"):
         assert acceptance.run(machine(), without_sampling) == 1
     assert "ERROR: SamplingOperations.softmax" in capsys.readouterr().out

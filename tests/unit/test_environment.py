@@ -22,9 +22,11 @@ def machine(
     devices: Sequence[FakeDevice] = (FakeDevice(),),
     wheels: dict[str, str] = CUDA13,
     load: Callable[[], LoadReport] = lambda: LOADED,
+    missing: tuple[str, ...] = (),
 ) -> Environment:
     driver = FakeDriver(devices)
-    return Environment(lambda: read_driver(lambda: driver), lambda: installed_kernels(wheels.get), load)
+    kernels = installed_kernels(wheels.get)
+    return Environment(lambda: read_driver(lambda: driver), lambda: kernels, load, lambda: missing)
 
 
 def not_loaded() -> LoadReport:
@@ -84,6 +86,11 @@ def test_everything_wrong_is_said_at_once(capsys: pytest.CaptureFixture[str]) ->
     assert "built for torch 2.14.1, installed is 2.13.0+cpu" in text
     assert "device 1: sglang-kernel 0.4.10 holds no device code for SM 121" in text
     assert "bfloat16                         unsupported: needs compute capability 8.0 or newer" in text
+
+
+def test_a_missing_compiler(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(machine(missing=("FlashInfer finds no ninja",))) == 1
+    assert "  - FlashInfer finds no ninja" in capsys.readouterr().out
 
 
 def test_only_registered_executors_are_named() -> None:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HOST_READS = ("aten._local_scalar_dense", "aten.nonzero", "aten.item", "aten.masked_select", "aten.unique")
+_HOST_METHODS = ("tolist", "numpy", "cpu")
 _ACTIVE: list[Recording] = []
 
 
@@ -34,12 +35,28 @@ class Recording(TorchDispatchMode):
 
     def __enter__(self) -> Recording:
         _ACTIVE.append(self)
+        self._in_kernel = False
+        self._readers = {name: getattr(Tensor, name) for name in _HOST_METHODS}
+        for name, reader in self._readers.items():
+            setattr(Tensor, name, self._refusing(name, reader))
         super().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
+        for name, reader in self._readers.items():
+            setattr(Tensor, name, reader)
         _ACTIVE.remove(self)
+
+    def _refusing(self, name: str, reader: Callable[..., Any]) -> Callable[..., Any]:
+        """On the host these read memory without a word to the dispatcher."""
+
+        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not self._in_kernel:
+                raise CaptureError(f"Tensor.{name} reads values on the host inside a captured graph")
+            return reader(tensor, *args, **kwargs)
+
+        return read
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if str(func).startswith(_HOST_READS):
@@ -50,8 +67,10 @@ class Recording(TorchDispatchMode):
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a kernel as one entry: what it does inside is the device's business."""
+        self._in_kernel = True
         with _disable_current_modes():
             result = function(*args, **kwargs)
+        self._in_kernel = False
         self._entries.append((function, args, kwargs, result))
         return result
 

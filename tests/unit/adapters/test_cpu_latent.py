@@ -32,17 +32,23 @@ class World:
     """A pool whose unwritten slots hold NaN, sequences with random pasts, and both implementations."""
 
     def __init__(
-        self, page_size: int, latent: int = 16, index: int = 0, top_k: int = 6, dtype: torch.dtype = torch.float32
+        self,
+        page_size: int,
+        latent: int = 16,
+        index: int = 0,
+        top_k: int = 6,
+        dtype: torch.dtype = torch.float32,
+        num_pages: int = 256,
     ) -> None:
         torch.manual_seed(page_size + latent)
         self.page_size, self.index, self.top_k = page_size, index, top_k
         width = latent + ROPE + index
-        self.geometry = KVGeometry(256, page_size, LAYERS, 1, width, dtype, num_tensors=1, latent_width=latent)
+        self.geometry = KVGeometry(num_pages, page_size, LAYERS, 1, width, dtype, num_tensors=1, latent_width=latent)
         self.pool = torch.full(self.geometry.pool_shape, float("nan"), dtype=dtype)
         self.dtype = dtype
         self.weight = (torch.randn(HEADS * (NOPE + VALUE), latent) * latent**-0.5).to(dtype)
         self.cpu = CpuOperations(measure=False)
-        self._free = torch.randperm(256).tolist()
+        self._free = torch.randperm(num_pages).tolist()
 
     def step(self, decode: list[int], chunks: list[tuple[int, int]]) -> Step:
         """Sequences with pasts of ``decode`` lengths and one new token, then chunks of (past, new tokens)."""

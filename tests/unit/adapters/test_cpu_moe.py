@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from sglang_lite.adapters.base import OperationInputError
 from sglang_lite.adapters.cpu.moe import CpuMoE
 from sglang_lite.adapters.moe import SILU, ActivationKind, ExpertActivation, GroupScore, Routing, Scoring
-from sglang_lite.adapters.moe_reference import plain_experts
+from sglang_lite.adapters.moe_reference import plain_experts, route
 from tests.support.kernel_doubles.capture import Recording
 
 moe = CpuMoE()
@@ -73,6 +75,14 @@ class TestRoute:
 
     def test_equal_scores_go_to_the_lower_index(self) -> None:
         assert moe.route(torch.zeros(3, 64), Routing(Scoring.SOFTMAX, 4))[0].tolist() == [[0, 1, 2, 3]] * 3
+
+    @pytest.mark.parametrize("scoring", [Scoring.SOFTMAX, Scoring.SIGMOID, Scoring.TOP_K_SOFTMAX])
+    def test_selection_and_sorting_choose_the_same(self, scoring: Scoring) -> None:
+        logits = (random(200, 16) * 2).round() / 2  # many ties, some within the best and some at their end
+        routing = Routing(scoring, 4, num_groups=1 if scoring is Scoring.TOP_K_SOFTMAX else 4, kept_groups=1)
+        routing = replace(routing, kept_groups=min(2, routing.num_groups))
+        chosen, sorted_out = moe.route(logits, routing), route(logits, routing)
+        assert torch.equal(chosen[0], sorted_out[0]) and torch.equal(chosen[1], sorted_out[1])
 
     def test_half_precision_logits_are_scored_in_float32(self) -> None:
         logits = random(4, 8).bfloat16()

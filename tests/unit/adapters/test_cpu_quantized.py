@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import OperationInputError
-from sglang_lite.adapters.cpu.quantized import CpuQuantized, quantize_mxfp4
+from sglang_lite.adapters.cpu.quantized import CpuQuantized, quantize_mxfp4, quantize_nvfp4
 from sglang_lite.adapters.dequantize import dequantize
 from sglang_lite.adapters.moe import Routing, Scoring
 from sglang_lite.adapters.quantized import AwqWeight, Fp8Weight, Int8Weight, Mxfp4Weight
@@ -73,6 +73,25 @@ class TestQuantizers:
 
     def test_mxfp4_of_zeros(self) -> None:
         assert not dequantize(quantize_mxfp4(torch.zeros(2, 64))).any()
+
+    def test_nvfp4_keeps_what_it_can_hold(self) -> None:
+        stored = quantize_nvfp4(random(4, 64))
+        plain = dequantize(stored)
+        again = quantize_nvfp4(plain)
+        torch.testing.assert_close(dequantize(again), plain, rtol=1e-5, atol=0)
+        assert float(stored.scale.float().max()) == 448.0
+
+    def test_nvfp4_rounds_to_the_nearest(self) -> None:
+        x = random(4, 64)
+        x[1, 16:32] = 0
+        x[2, :16] *= 1e-9  # beside the rest, nothing
+        stored = quantize_nvfp4(x)
+        step = (stored.scale.float() * stored.global_scale).repeat_interleave(16, -1)
+        # Neighbours are at most 2 apart, the last ones; a scale rounded down to nearly nothing clips.
+        assert bool(((dequantize(stored) - x).abs() <= 1.07 * step + 1e-8).all())
+        assert not dequantize(stored)[1, 16:32].any() and not dequantize(stored)[2, :16].any()
+        with pytest.raises(OperationInputError, match="blocks of 16"):
+            quantize_nvfp4(random(2, 24))
 
 
 class TestProducts:

@@ -110,7 +110,11 @@ def test_long_chunks_in_groups_give_the_same(monkeypatch: pytest.MonkeyPatch, pe
     torch.testing.assert_close(grouped_state, state, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [[2, 3, 4], [4, 2, 3], [0, 2, 3]], ids=["consecutive", "permuted", "gap"])
+@pytest.mark.parametrize(
+    "rows",
+    [[2, 3, 4], [4, 2, 3], [3, 0, 2], [0, 8, 4]],
+    ids=["consecutive", "permuted", "a row between", "scattered"],
+)
 def test_decode_rows_anywhere_in_the_pool(rows: list[int]) -> None:
     inputs = Inputs.random(3, per_channel=False)
     state = random_state()
@@ -119,6 +123,8 @@ def test_decode_rows_anywhere_in_the_pool(rows: list[int]) -> None:
     expected = inputs.run(ReferenceRecurrent(), expected_state, batch)
     torch.testing.assert_close(inputs.run(CpuRecurrent(), state, batch), expected)
     torch.testing.assert_close(state, expected_state)
+    others = [row for row in range(NUM_ROWS) if row not in rows]
+    assert torch.equal(state[others], expected_state[others])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

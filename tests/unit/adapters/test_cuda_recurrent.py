@@ -39,13 +39,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("taps", [2, 4])
 @pytest.mark.parametrize("name", BATCHES)
-def test_convolution(ops: CudaRecurrent, calls: Calls, name: str, taps: int) -> None:
+def test_convolution(ops: CudaRecurrent, calls: Calls, name: str, taps: int, strided: bool) -> None:
     batch = BATCHES[name]
     x = random(sum(batch.query_lens), 24).bfloat16()
     weight, state = random(12, taps, seed=1).bfloat16(), random(6, 12, taps - 1, seed=2).bfloat16()
-    x = x[:, 6:18]  # part of a wider projection
+    x = x[:, 6:18] if strided else x[:, 6:18].contiguous()  # part of a wider projection, or all of one
     given, expected_state = x.clone(), state.clone()
     out = ops.causal_conv(x, weight, state, ops.plan(batch))
     expected = REFERENCE.causal_conv(given, weight, expected_state, REFERENCE.plan(batch))
@@ -95,3 +96,19 @@ def test_indices_are_on_the_device() -> None:
     tensors = [plan.query_starts, plan.decode_slots, plan.prefill_slots, plan.has_state, plan.decode_rows]
     tensors += [plan.prefill_rows, plan.fresh, plan.longest_first, index.places, *index.order]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("rows", [[3, 1, 2, 8, 0], [1, 2, 3, 8, 0], [0, 5, 8, 3, 1]])
+def test_the_delta_rule_stays_on_the_device(rows: list[int], per_channel: bool) -> None:
+    """On a device that holds shapes alone: a tensor made elsewhere on the way would be refused."""
+    device = torch.device("meta")
+    with installed_families("sglang-kernel"):
+        ops = CudaRecurrent(load_wheels(), device)
+    plan = ops.plan(RecurrentBatch(3, [1, 1, 1, 70, 3], rows, [False, False, False, True, False]))
+    heads = torch.empty(76, 2, 8, device=device)
+    value, beta = torch.empty(76, 4, 6, device=device), torch.empty(76, 4, device=device)
+    decay = torch.empty(76, 4, 8, device=device) if per_channel else beta
+    state = torch.empty(9, 4, 8, 6, device=device)
+    output = ops.gated_delta(heads, heads, value, decay, beta, state, plan)
+    assert (output.device, output.shape) == (device, value.shape)

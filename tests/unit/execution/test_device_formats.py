@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.capability import CapabilityRecord, capability_record
 from sglang_lite.adapters.cuda.quantized import CudaQuantized
+from sglang_lite.adapters.cuda.quantized_experts import BlockExperts
 from sglang_lite.adapters.device_facts import DeviceFacts
 from sglang_lite.adapters.kernel_lines import installed_kernels as wheels_of
 from sglang_lite.adapters.quantized import QuantizedLinear, QuantizedWeight
@@ -104,6 +105,24 @@ def test_quantized_checkpoints(
     assert tokens[0] == expected[0]
     if not kept:
         assert tokens == expected
+
+
+def test_experts_in_blocks_stay_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"hidden_size": 128, "moe_intermediate_size": 128, "num_hidden_layers": 1, "initializer_range": 0.1}
+    case = CASES["qwen3_moe"]
+    save_checkpoint(TinyCase(case.family, {**case.options, **shape}), tmp_path / "source")
+    quantize_checkpoint(tmp_path / "source", tmp_path / "packed", tmp_path / "plain", FORMATS["fp8_blocks_128"])
+    expected = host_tokens(tmp_path / "plain")
+    packed: list[BlockExperts] = []
+    real = BlockExperts.__init__
+
+    def init(self: BlockExperts, *arguments: Any) -> None:
+        packed.append(self)
+        real(self, *arguments)
+
+    monkeypatch.setattr(BlockExperts, "__init__", init)
+    assert device_tokens(tmp_path / "packed")[0] == expected[0]
+    assert len(packed) == 1
 
 
 def test_latent_rows_of_eight_bits_are_refused(tmp_path: Path) -> None:

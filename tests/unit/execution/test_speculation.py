@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sglang_lite import Engine
+from sglang_lite.configuration.loading import load_config
 from sglang_lite.execution.sampler import Sampler
 from sglang_lite.execution.verification import verification_of
 from sglang_lite.scheduler.plan import StepPlan
@@ -18,7 +19,7 @@ from tests.support.step_plans import sampling_columns
 from tests.support.tiny_checkpoints import CASES, save_checkpoint
 
 PROMPTS = [[5, 6, 7, 8, 9] * 4, [40, 41], [3, 4, 5, 6, 7, 8, 60, 61, 62], [9] * 11, list(range(10, 50))]
-GREEDY = {"temperature": 0, "max_new_tokens": 40}
+GREEDY = {"temperature": 0, "max_new_tokens": 32}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def tokens(engine: Engine, sampling: Any, **options: Any) -> list[tuple[list[int
 
 SAMPLINGS = {
     "greedy": GREEDY,
-    "to the limit": {**GREEDY, "ignore_eos": True, "max_new_tokens": 41},
+    "to the limit": {**GREEDY, "ignore_eos": True, "max_new_tokens": 33},
     "stop tokens": {**GREEDY, "ignore_eos": False, "stop_token_ids": [17, 33, 77, 101]},
     "seeded": {"temperature": 0.7, "sampling_seed": 11, "top_p": 0.9, "max_new_tokens": 30, "ignore_eos": True},
     "cold": {"temperature": 0.2, "sampling_seed": 5, "max_new_tokens": 30, "ignore_eos": True},
@@ -62,10 +63,8 @@ SAMPLINGS = {
     "options",
     [
         {},
-        {"page_size": 1},
-        {"page_size": 16, "speculative_num_draft_tokens": 16},
-        {"max_total_tokens": 160},
-        {"speculative_num_draft_tokens": 2, "chunked_prefill_size": 8},
+        {"page_size": 1, "max_total_tokens": 160, "speculative_num_draft_tokens": 2},
+        {"page_size": 16, "speculative_num_draft_tokens": 16, "chunked_prefill_size": 16},
     ],
     ids=str,
 )
@@ -132,3 +131,24 @@ def test_draws_without_a_seed_follow_the_model() -> None:
 def test_what_is_not_built_is_refused_by_name(model: Path) -> None:
     with pytest.raises(StartupError, match="--speculative-algorithm EAGLE is not supported"):
         start(model, speculative_algorithm="EAGLE")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--speculative-draft-model-path", "draft"],
+        ["--speculative-token-map", "map.pt"],
+        ["--speculative-accept-threshold-single", "0.5"],
+    ],
+)
+def test_options_of_draft_models_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_config(["--model-path", "m", *words])
+    assert words[0] in capsys.readouterr().err
+
+
+def test_the_number_of_verified_tokens_counts_the_newest_one() -> None:
+    assert load_config(["--model-path", "m"]).guessed_tokens == 0
+    assert load_config(["--model-path", "m", "--speculative-algorithm", "NGRAM"]).guessed_tokens == 7
+    words = ["--speculative-algorithm", "ngram", "--speculative-num-draft-tokens", "4"]
+    assert load_config(["--model-path", "m", *words]).guessed_tokens == 3

@@ -18,11 +18,8 @@ from sglang_lite.startup import TEST_CPU_RANKS
 from sglang_lite.types import StartupError
 from tests.support.tiny_checkpoints import TinyCase, save_checkpoint
 
-CASES = {
-    "heads split, vocabulary padded": TinyCase("Qwen3", {"head_dim": 16, "attention_bias": True, "vocab_size": 127}),
-    "one key head on both ranks, tied": TinyCase("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
-    "biases behind the sum, windows": TinyCase("Mistral", {"sliding_window": 8, "head_dim": 16}),
-}
+# Heads split, vocabulary padded, biases; other splits are compared in ``tests/parity/test_parallel_families.py``.
+CASE = TinyCase("Qwen3", {"head_dim": 16, "attention_bias": True, "vocab_size": 127})
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [40, 41], [5, 6, 7, 8, 60, 61, 62]]
 GREEDY = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
 
@@ -59,9 +56,8 @@ def answers(engine: Engine, sampling: dict[str, Any]) -> tuple[list[list[int]], 
     return [result["output_ids"] for result in results], scores
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_ranks_say_what_one_says(case: str, tmp_path: Path) -> None:
-    save_checkpoint(CASES[case], tmp_path)
+def test_two_ranks_say_what_one_says(tmp_path: Path) -> None:
+    save_checkpoint(CASE, tmp_path)
     with start(tmp_path) as one, start(tmp_path, tp_size=2) as two:
         assert two.info.kv_cache.kv_heads == max(1, one.info.kv_cache.kv_heads // 2)
         for sampling in (GREEDY, {**GREEDY, "temperature": 0.8, "sampling_seed": 7, "frequency_penalty": 0.3}):
@@ -74,8 +70,18 @@ def test_two_ranks_say_what_one_says(case: str, tmp_path: Path) -> None:
         assert again["output_ids"] == answers(one, GREEDY)[0][0]
 
 
+def test_ranks_verify_guesses_together(tmp_path: Path) -> None:
+    save_checkpoint(CASE, tmp_path)
+    biased = {**GREEDY, "max_new_tokens": 40, "logit_bias": {"20": 12.0, "21": 12.0}}
+    with start(tmp_path) as one, start(tmp_path, tp_size=2, speculative_algorithm="NGRAM") as two:
+        for sampling in (biased, {**biased, "temperature": 0.5, "sampling_seed": 3}):
+            results = [engine.generate(input_ids=PROMPTS, sampling_params=sampling) for engine in (one, two)]
+            assert [item["output_ids"] for item in results[0]] == [item["output_ids"] for item in results[1]]
+        assert two._core._scheduler.stats().accepted_tokens > 20
+
+
 def test_a_rank_that_cannot_start_ends_the_start_with_its_reason(tmp_path: Path, monkeypatch: Any) -> None:
-    save_checkpoint(CASES["biases behind the sum, windows"], tmp_path)
+    save_checkpoint(CASE, tmp_path)
     started = rank_launch.start_rank
 
     def start_elsewhere(launch: Any) -> Any:

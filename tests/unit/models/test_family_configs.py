@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sglang_lite.models.description import ModelDescription, describe
+from sglang_lite.models.description import ModelDescription, describe, read_description
 from sglang_lite.models.families import REFUSED, supported_architectures
 from sglang_lite.models.gemma3_config import canonical_name
 from sglang_lite.models.gemma3_config import details_of as gemma_details
@@ -185,6 +187,15 @@ def test_the_text_part_of_a_multimodal_configuration() -> None:
     assert (description.eos_token_ids, description.dtype) == ((1, 106), "bfloat16")
     with pytest.raises(StartupError, match="'text_config' must be an object, for this architecture, it is absent"):
         describe(outer)
+
+
+def test_overrides_reach_into_the_text_part(tmp_path: Path) -> None:
+    text = {name: value for name, value in GEMMA3.items() if name != "architectures"}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    description = read_description(tmp_path, {"text_config": {"sliding_window": 4, "rope_theta": 7e5}})
+    assert description.sliding_windows[0] == 4
+    assert (description.rope.theta, description.hidden_size) == (7e5, 64)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,21 +15,34 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import Operations
 from sglang_lite.adapters.cpu.quantized import CpuQuantized
-from sglang_lite.adapters.quantized import AwqWeight, QuantizedLinear, QuantizedOperations, QuantizedWeight
+from sglang_lite.adapters.dequantize import dequantize
+from sglang_lite.adapters.moe import SILU, PackedExperts
+from sglang_lite.adapters.quantized import AwqWeight, Fp8Weight, QuantizedLinear, QuantizedOperations, QuantizedWeight
+from sglang_lite.layers.parallel import ExpertPart
 from sglang_lite.models.base import CausalLanguageModel
 from sglang_lite.models.checkpoint import Checkpoint
 from sglang_lite.models.description import read_description
 from sglang_lite.models.load_progress import LoadProgress
 from sglang_lite.models.quantization import Mxfp4Scheme, QuantizationDescription
+from sglang_lite.models.quantized_experts import read_quantized_experts
 from sglang_lite.models.quantized_storage import find_layout
 from sglang_lite.models.registry import check_checkpoint, load_model, stored_tensors
 from sglang_lite.models.weight_reader import Shard, WeightReader
 from sglang_lite.types import StartupError
 from tests.support.paged_runner import PagedRunner
-from tests.support.quantized_checkpoints import FORMATS, mxfp4, quantize_checkpoint, write_checkpoint
+from tests.support.quantized_checkpoints import (
+    FORMATS,
+    Format,
+    fp8_blocks,
+    mxfp4,
+    quantize_checkpoint,
+    write_checkpoint,
+)
 from tests.support.reference_operations import ReferenceOperations
-from tests.support.tiny_checkpoints import TinyCase, save_checkpoint
+from tests.support.tiny_checkpoints import CASES, TinyCase, save_checkpoint
 
+BLOCKS = Format({"quant_method": "fp8", "weight_block_size": [32, 32]}, lambda weight: fp8_blocks(weight, (32, 32)))
+HALVES = Format({"quant_method": "fp8", "weight_block_size": [16, 16]}, lambda weight: fp8_blocks(weight, (16, 16)))
 PROMPT = [5, 17, 99, 3, 64, 8, 120, 41, 77, 30]
 SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "attention_bias": True}
 
@@ -37,6 +51,13 @@ SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("plain")
     save_checkpoint(TinyCase("Llama", SHAPE), directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("mixture")
+    save_checkpoint(CASES["qwen3_moe"], directory)
     return directory
 
 
@@ -194,6 +215,7 @@ class KeepingQuantized(CpuQuantized):
 
     def __init__(self, refused: type[object] | None = None) -> None:
         self.num_layers = 0
+        self.experts: list[tuple[QuantizedWeight, QuantizedWeight]] = []
         self.refused = refused
 
     def refusal(self, weight: QuantizedWeight) -> str | None:
@@ -202,6 +224,10 @@ class KeepingQuantized(CpuQuantized):
     def pack_linear(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
         self.num_layers += 1
         return super().pack_linear(weight, bias)
+
+    def pack_experts(self, w13: QuantizedWeight, w2: QuantizedWeight, **options: Any) -> PackedExperts:
+        self.experts.append((w13, w2))
+        return super().pack_experts(w13, w2, **options)
 
 
 class KeepingOperations(ReferenceOperations):
@@ -234,6 +260,46 @@ class TestQuantizedProducts:
         kept = KeepingQuantized(refused=AwqWeight)
         torch.testing.assert_close(logits(awq, KeepingOperations(kept)), logits(awq))
         assert kept.num_layers == 0
+
+
+class TestQuantizedExperts:
+    """Where the device has grouped products for the format, experts stay as they are stored, in one stack."""
+
+    @pytest.mark.parametrize("name", ["blocks", "compressed_int4_channel", "compressed_fp8_channel", "awq"])
+    def test_experts_stay_quantized(self, mixture: Path, tmp_path: Path, name: str) -> None:
+        storage = BLOCKS if name == "blocks" else FORMATS[name]
+        quantize_checkpoint(mixture, tmp_path / "packed", tmp_path / "plain", storage, lambda name: ".experts." in name)
+        kept = KeepingQuantized()
+        actual = logits(tmp_path / "packed", KeepingOperations(kept))
+        assert len(kept.experts) == 2, "one stack a layer"
+        plain = load_file(tmp_path / "plain" / "model.safetensors")
+        for layer, (w13, w2) in enumerate(kept.experts):
+            prefix = f"model.layers.{layer}.mlp.experts.3."
+            gate_up = torch.cat([plain[f"{prefix}gate_proj.weight"], plain[f"{prefix}up_proj.weight"]])
+            torch.testing.assert_close(dequantize(w13)[3], gate_up)
+            torch.testing.assert_close(dequantize(w2)[3], plain[f"{prefix}down_proj.weight"])
+        torch.testing.assert_close(actual, logits(tmp_path / "plain"), atol=1e-4, rtol=0)
+
+    def test_refused_experts_are_read_as_values(self, mixture: Path, tmp_path: Path) -> None:
+        quantize_checkpoint(mixture, tmp_path / "packed", tmp_path / "plain", BLOCKS, lambda name: ".experts." in name)
+        kept = KeepingQuantized(refused=Fp8Weight)
+        torch.testing.assert_close(logits(tmp_path / "packed", KeepingOperations(kept)), logits(tmp_path / "plain"))
+        assert not kept.experts
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_the_part_of_a_rank(self, mixture: Path, tmp_path: Path, rank: int) -> None:
+        """Experts 4 to 7, and half of their width."""
+        quantize_checkpoint(mixture, tmp_path / "packed", tmp_path / "plain", HALVES, lambda name: ".experts." in name)
+        plain = load_file(tmp_path / "plain" / "model.safetensors")
+        ops = KeepingOperations(KeepingQuantized())
+        part = ExpertPart(first=4, count=4, width_index=rank, width_parts=2)
+        with open_reader(tmp_path / "packed") as reader:
+            experts = read_quantized_experts(reader, ops, "model.layers.1.mlp.experts.", part, SILU)
+        assert experts is not None
+        prefix, half = "model.layers.1.mlp.experts.6.", slice(16 * rank, 16 * (rank + 1))
+        gate_up = torch.cat([plain[f"{prefix}gate_proj.weight"][half], plain[f"{prefix}up_proj.weight"][half]])
+        torch.testing.assert_close(dequantize(experts.w13)[2], gate_up)
+        torch.testing.assert_close(dequantize(experts.w2)[2], plain[f"{prefix}down_proj.weight"][:, half])
 
 
 class TestMxfp4:
