@@ -79,7 +79,10 @@ class AttentionBatch:
     """What attention needs to know of a step, as tensors on the device plus host copies of the small columns.
 
     Attributes:
-        num_decode: the first ``num_decode`` rows have one query token each; the rest are prefill chunks.
+        num_decode: the first ``num_decode`` rows have one query token each; the rest are prefill chunks, behind the
+            rows that verify.
+        num_verify: that many rows behind the decode rows go on with their sequence as those do, by a few tokens at
+            once, of which the last may be taken back. An implementation may handle them as prefill chunks.
         query_lens: list[int] of length B.
         kv_lens: list[int] of length B, sequence length after this step (queries are the last ``query_lens`` of it).
         slot_mapping: int64[T], pool slot of each token.
@@ -95,6 +98,7 @@ class AttentionBatch:
     slot_mapping: Tensor
     page_table: Tensor
     rows: Int32Array | None = None
+    num_verify: int = 0
 
 
 class PackedLinear(Protocol):

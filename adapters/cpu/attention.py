@@ -14,6 +14,7 @@ from sglang_lite.adapters.cpu.general_attention import GeneralAttention
 from sglang_lite.adapters.cpu.paged_decode import PagedDecode, plan_paged_decode
 from sglang_lite.adapters.cpu.pool_view import PoolReader
 from sglang_lite.adapters.cpu.prefill import PrefillGroup, plan_prefill, prefill_attention
+from sglang_lite.adapters.cpu.query_tokens import QueryTokens
 from sglang_lite.adapters.cpu.workspace_decode import WorkspaceDecode, plan_workspace_decode
 
 
@@ -24,7 +25,8 @@ class CpuAttentionPlan:
         pool_rows: int64[layers, 2, T], vectors of the pool that receive the tokens' keys and values.
         first_written: tokens before this one reach the pool through the workspace, at the end of the step.
         write_rows: of ``pool_rows``, those of the other tokens: for each layer's keys and values in turn.
-        decode: how the decode rows read, or None without any.
+        num_decode: tokens of the rows that decode or verify.
+        decode: how these read, or None without any.
         prefill: the prefill chunks, those behind one prefix together.
         batch: the step itself.
         general: how layers with sinks or capped scores read, made at their first use.
@@ -40,9 +42,9 @@ class CpuAttentionPlan:
         prefill: list[PrefillGroup],
     ) -> None:
         self.pool_rows = pool_rows
-        self.first_written = batch.num_decode if isinstance(decode, WorkspaceDecode) and decode.keeps_all else 0
+        self.num_decode = sum(batch.query_lens[: batch.num_decode + batch.num_verify])
+        self.first_written = self.num_decode if isinstance(decode, WorkspaceDecode) and decode.keeps_all else 0
         self.write_rows = pool_rows[:, :, self.first_written :].flatten(0, 1).unbind(0)  # all views in one call
-        self.num_decode = batch.num_decode
         self.batch = batch
         self.general: GeneralAttention | None = None
         self.decode = decode
@@ -70,16 +72,16 @@ class CpuAttention:
         """
         check_slots(batch.slot_mapping, geometry)
         reader = self._prepare(geometry)
-        num_decode = batch.num_decode
+        num_rows = batch.num_decode + batch.num_verify
         table = batch.page_table.numpy()
         if self._workspace is not None:
             # A page that changes hands is written from its first slot on (or copied as a whole, see pages_copied).
             slots = batch.slot_mapping.numpy()
             self._workspace.drop_rewritten(slots[slots % geometry.page_size == 0] // geometry.page_size)
-        prefill = plan_prefill(reader, batch, table) if num_decode < len(batch.kv_lens) else []
+        prefill = plan_prefill(reader, batch, table) if num_rows < len(batch.kv_lens) else []
         if prefill and batch.rows is not None and self._workspace is not None:
-            self._workspace.forget(batch.rows[num_decode:])
-        decode = self._plan_decode(reader, batch, table[:num_decode]) if num_decode else None
+            self._workspace.forget(batch.rows[num_rows:])
+        decode = self._plan_decode(reader, batch, table[:num_rows]) if num_rows else None
         self._is_unfinished = True
         return CpuAttentionPlan(reader.slot_rows(batch.slot_mapping), batch, decode, prefill)
 
@@ -99,10 +101,11 @@ class CpuAttention:
     def _plan_decode(
         self, reader: PoolReader, batch: AttentionBatch, table: npt.NDArray[np.int64]
     ) -> PagedDecode | WorkspaceDecode:
-        lengths = np.asarray(batch.kv_lens[: batch.num_decode], dtype=np.int64)
+        num_rows = len(table)
+        queries = QueryTokens.of(np.asarray(batch.query_lens[:num_rows]), np.asarray(batch.kv_lens[:num_rows]))
         if self._workspace is None or batch.rows is None:
-            return plan_paged_decode(reader, table, lengths)
-        return plan_workspace_decode(self._workspace, reader, batch.rows[: batch.num_decode], lengths, table)
+            return plan_paged_decode(reader, table[queries.row], queries.lengths)
+        return plan_workspace_decode(self._workspace, reader, batch.rows[:num_rows], queries, table)
 
     def run(
         self,

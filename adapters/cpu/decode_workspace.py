@@ -125,11 +125,13 @@ class DecodeWorkspace:
                     self._release(row)
         self._drop_unused_prefixes()
 
-    def place(self, rows: Int32Array, lengths: Array, page_table: Array) -> Placement:
+    def place(self, rows: Int32Array, starts: Array, lengths: Array, page_table: Array) -> Placement:
         """Find or make a place for each row of a decode step.
 
+        What a slot holds behind a row's start was taken back and is written anew.
+
         Args:
-            rows: int32[n]. lengths: int64[n], tokens after this step. page_table: int64[n, W].
+            rows: int32[n]. starts, lengths: int64[n], tokens before and after this step. page_table: int64[n, W].
 
         Returns:
             The placement; rows that no memory was left for are ``NOWHERE``.
@@ -139,16 +141,18 @@ class DecodeWorkspace:
         self._last_step[rows] = self._step
         self._close_gaps(rows)
         loads: list[Load] = []
-        kept = (self._capacity[rows] >= lengths - self._base[rows]) & (self._length[rows] == lengths - 1)
+        kept = (self._capacity[rows] >= lengths - self._base[rows]) & (self._length[rows] >= starts)
         if not (kept | self._is_refused(rows)).all():
             for row in rows[~kept & (self._capacity[rows] != NOWHERE)].tolist():
                 self._release(row)
             self._release_idle()
-            self._share_prefixes(rows, lengths, page_table)
+            self._share_prefixes(rows, starts, page_table)
             entering = self._entering(rows)
             for index, place in enumerate(entering):
                 expected = len(entering) - index
-                load = self._enter(int(rows[place]), int(lengths[place]), page_table[place], expected)
+                load = self._enter(
+                    int(rows[place]), int(starts[place]), int(lengths[place]), page_table[place], expected
+                )
                 if load is not None:
                     loads.append(load)
         self._length[rows] = lengths
@@ -191,10 +195,10 @@ class DecodeWorkspace:
                 np.append(column, nothing) for column in (self._slot, self._length, self._base, self._last_step)
             )
 
-    def _share_prefixes(self, rows: Int32Array, lengths: Array, page_table: Array) -> None:
+    def _share_prefixes(self, rows: Int32Array, starts: Array, page_table: Array) -> None:
         """Give rows without a place the longest kept prefix they start with, or keep a new one for several rows."""
         page_size = self._geometry.page_size
-        whole_pages = (lengths - 1) // page_size
+        whole_pages = starts // page_size
         for place in self._entering(rows):
             row = int(rows[place])
             if self._prefix[row] != NOWHERE:
@@ -226,9 +230,10 @@ class DecodeWorkspace:
         self._refused[row] = _LONG_AGO  # it needs less memory now
         self._base[row] = self._prefixes[index].num_tokens
 
-    def _enter(self, row: int, length: int, table_row: Array, expected: int) -> Load | None:
+    def _enter(self, row: int, start: int, length: int, table_row: Array, expected: int) -> Load | None:
         """Take a slot for a row and say what to read into it; None when there is no memory for one.
 
+        ``start``, ``length``: tokens of the sequence before and after this step.
         ``expected``: rows that enter in this step from this one on.
         """
         base = int(self._base[row])
@@ -242,7 +247,7 @@ class DecodeWorkspace:
         slab.rows[slot] = row
         self._capacity[row], self._slot[row] = slab.capacity, slot
         page_size = self._geometry.page_size
-        return Load(slab, slot, table_row[base // page_size : -(-(length - 1) // page_size)], length - 1 - base)
+        return Load(slab, slot, table_row[base // page_size : -(-start // page_size)], start - base)
 
     def _slab_with_room(self, capacity: int, expected: int) -> Slab | None:
         slab = self._slabs.setdefault(capacity, Slab(self._geometry, capacity))

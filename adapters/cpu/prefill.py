@@ -53,11 +53,12 @@ PrefillGroup = list[PrefillRow]
 
 
 def plan_prefill(reader: PoolReader, batch: AttentionBatch, page_table: npt.NDArray[np.int64]) -> list[PrefillGroup]:
-    """The chunks of a step: rows from ``num_decode`` on."""
+    """The chunks of a step: rows behind those that decode or verify."""
     groups: dict[tuple[int, bytes], PrefillGroup] = {}
     page_size = reader.geometry.page_size
-    start = batch.num_decode
-    for index in range(batch.num_decode, len(batch.query_lens)):
+    first = batch.num_decode + batch.num_verify
+    start = sum(batch.query_lens[:first])
+    for index in range(first, len(batch.query_lens)):
         kv_len = batch.kv_lens[index]
         stop = start + batch.query_lens[index]
         row = PrefillRow(start, stop, kv_len, torch.from_numpy(page_table[index, : -(-kv_len // page_size)]))

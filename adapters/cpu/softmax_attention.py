@@ -43,7 +43,7 @@ def attend_few(
     Args:
         query: [N, H, Q, D].
         key, value: [N, H, K, D]; fastest with the keys' tokens innermost in memory.
-        mask: [N, H, 1, K].
+        mask: [N, H, Q, K] or [N, H, 1, K].
         with_log_sum: whether the log sums are wanted; without them there is less to do.
     """
     merged = query.shape[0] * query.shape[1]
@@ -53,7 +53,7 @@ def attend_few(
         # Without a mask the first argument counts zero times; it only has to have a shape that fits.
         scores = torch.baddbmm(queries[:, :, :1], queries, keys, beta=0, alpha=scale)
     else:
-        scores = torch.baddbmm(mask.view(merged, 1, -1), queries, keys, alpha=scale)
+        scores = torch.baddbmm(mask.view(merged, -1, mask.shape[-1]), queries, keys, alpha=scale)
     if not with_log_sum:
         return torch.bmm(scores.softmax(-1), values).view(query.shape), None
     top = scores.amax(-1, keepdim=True)

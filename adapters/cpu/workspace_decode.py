@@ -14,6 +14,7 @@ from sglang_lite.adapters.cpu.decode_slab import Slab
 from sglang_lite.adapters.cpu.decode_workspace import NOWHERE, Array, DecodeWorkspace, Placement
 from sglang_lite.adapters.cpu.paged_decode import PagedDecode, plan_paged_decode
 from sglang_lite.adapters.cpu.pool_view import PoolReader
+from sglang_lite.adapters.cpu.query_tokens import QueryTokens
 from sglang_lite.adapters.cpu.shared_prefix import SharedPrefix
 from sglang_lite.adapters.cpu.softmax_attention import MASKED, attend, attend_few, join, length_mask
 from sglang_lite.types import Int32Array
@@ -38,15 +39,19 @@ class LayerViews(NamedTuple):
 
 @dataclass(slots=True)
 class SlabPart:
-    """The rows of a step that are in one slab.
+    """The query tokens of a step whose rows are in one slab.
+
+    Every slot is computed for as many queries as the row with the most of them has; a cell is one of a slot's
+    queries, a hole a cell without a token.
 
     Attributes:
-        extent: slots that are computed, holes included.
-        places: int64[k], places of the rows here, or None for all in order.
-        order: int64[extent], place whose query each slot gets (any for a hole); None when slot i is place i.
-        target: int64[extent], place that each slot's result goes to, n for a hole; None when slot i is place i.
-        slots, positions: int64[k], where the rows' new tokens go.
-        lengths: int64[extent], tokens in each slot after this step, 1 for a hole.
+        extent: slots that are computed.
+        queries: cells of a slot.
+        places: int64[k], the tokens here, or None for all in order.
+        order: int64[cells], token whose query each cell gets (any for a hole); None when cell i is token i.
+        target: int64[cells], token that each cell's result goes to, T for a hole; None when cell i is token i.
+        slots, positions: int64[k], where the tokens' keys and values go.
+        lengths: int64[cells], keys that each cell sees, 1 for a hole.
         width: the largest of them.
         masks: window -> mask or None, made at first use.
         views: for each layer the keys and values of all its slots, the vector that takes the only row's new key
@@ -55,6 +60,7 @@ class SlabPart:
 
     slab: Slab
     extent: int
+    queries: int
     places: Tensor | None
     order: Tensor | None
     target: Tensor | None
@@ -71,22 +77,31 @@ class SlabPart:
             self.views = slab_views(self)
         return self.views[layer]
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Mask [extent, G, 1, width], or None when nothing is hidden."""
+    def mask(self, window: int | None, repeat: int, dtype: torch.dtype) -> Tensor | None:
+        """Mask [extent, G, queries * repeat, width] with one query [extent, G, 1, width]; None if nothing is hidden."""
         if window not in self.masks:
             hides = int(self.lengths.min()) < self.width or (window is not None and window < self.width)
             mask = length_mask(self.lengths, self.width, window, dtype) if hides else None
-            self.masks[window] = None if mask is None else mask.repeat(1, self.slab.keys.shape[3], 1, 1)
+            self.masks[window] = None if mask is None else self._spread(mask, repeat)
         return self.masks[window]
+
+    def _spread(self, mask: Tensor, repeat: int) -> Tensor:
+        """A mask [cells, 1, 1, width] for all heads."""
+        groups = self.slab.keys.shape[3]
+        if self.queries == 1:
+            return mask.repeat(1, groups, 1, 1)
+        by_query = mask.view(self.extent, 1, self.queries, 1, self.width)
+        spread = by_query.expand(-1, groups, -1, repeat, -1)
+        return spread.reshape(self.extent, groups, self.queries * repeat, self.width)
 
 
 @dataclass(slots=True)
 class PrefixPart:
-    """The rows of a step that start with one shared prefix.
+    """The query tokens of a step whose sequences start with one shared prefix.
 
     Attributes:
         places: int64[k], or None for all in order.
-        lengths: int64[k], tokens of the whole sequences.
+        lengths: int64[k], tokens of its sequence that each sees.
     """
 
     prefix: SharedPrefix
@@ -240,11 +255,30 @@ def _attend_slab(
         where = (part.slots, part.positions)
         views.keys.index_put_(where, key)
         views.values.index_put_(where, value)
-    mask = part.mask(window, grouped.dtype)
+    mask = part.mask(window, grouped.shape[2], grouped.dtype)
     keys, values = views.read_keys, views.read_values
+    queries = grouped if part.queries == 1 else _heads_first(grouped, part.queries)
     if keys.stride(2) == 1:
-        return attend_few(grouped, keys, values, scale=scale, mask=mask, with_log_sum=with_log_sum)
-    return attend(grouped, keys, values, scale=scale, mask=mask)
+        mixed, log_sum = attend_few(queries, keys, values, scale=scale, mask=mask, with_log_sum=with_log_sum)
+    else:
+        mixed, log_sum = attend(queries, keys, values, scale=scale, mask=mask)
+    if part.queries == 1:
+        return mixed, log_sum
+    if log_sum is not None:
+        log_sum = _cells_first(log_sum.unsqueeze(-1), part.queries).squeeze(-1)
+    return _cells_first(mixed, part.queries), log_sum
+
+
+def _heads_first(x: Tensor, queries: int) -> Tensor:
+    """[slots * queries, G, R, D] -> [slots, G, queries * R, D]."""
+    groups, repeat, size = x.shape[1:]
+    return x.view(-1, queries, groups, repeat, size).transpose(1, 2).reshape(-1, groups, queries * repeat, size)
+
+
+def _cells_first(x: Tensor, queries: int) -> Tensor:
+    """[slots, G, queries * R, D] -> [slots * queries, G, R, D]."""
+    slots, groups, _, size = x.shape
+    return x.view(slots, groups, queries, -1, size).transpose(1, 2).reshape(slots * queries, groups, -1, size)
 
 
 def _join_prefix(
@@ -274,51 +308,52 @@ def _join_prefix(
 
 
 def plan_workspace_decode(
-    workspace: DecodeWorkspace, reader: PoolReader, rows: Int32Array, lengths: Array, page_table: Array
+    workspace: DecodeWorkspace, reader: PoolReader, rows: Int32Array, queries: QueryTokens, page_table: Array
 ) -> WorkspaceDecode:
-    """Place the rows of a decode step and prepare the indices of its layers.
+    """Place the rows that decode or verify and prepare the indices of the layers.
 
     Args:
-        rows: int32[n], rows of the request table. lengths: int64[n]. page_table: int64[n, W].
+        rows: int32[n], rows of the request table. queries: their T tokens. page_table: int64[n, W].
     """
-    placement = workspace.place(rows, lengths, page_table)
-    parts = [_slab_part(placement, index, lengths) for index in range(len(placement.slabs))]
-    prefixes = [
-        PrefixPart(
-            prefix,
-            None if len(places) == len(rows) else torch.from_numpy(places),
-            torch.from_numpy(lengths[places]),
-        )
-        for prefix, places in placement.prefixes
-    ]
-    homeless = np.flatnonzero(placement.slab_of == NOWHERE)
+    placement = workspace.place(rows, queries.starts, queries.stops, page_table)
+    parts = [_slab_part(placement, index, queries) for index in range(len(placement.slabs))]
+    prefixes = []
+    for prefix, places in placement.prefixes:
+        tokens = np.flatnonzero(np.isin(queries.row, places))
+        everyone = len(tokens) == len(queries.row)
+        lengths = torch.from_numpy(queries.lengths[tokens])
+        prefixes.append(PrefixPart(prefix, None if everyone else torch.from_numpy(tokens), lengths))
+    homeless = np.flatnonzero(placement.slab_of[queries.row] == NOWHERE)
     paged = None
     if len(homeless):
-        paged = (torch.from_numpy(homeless), plan_paged_decode(reader, page_table[homeless], lengths[homeless]))
+        table = page_table[queries.row[homeless]]
+        paged = (torch.from_numpy(homeless), plan_paged_decode(reader, table, queries.lengths[homeless]))
     return WorkspaceDecode(workspace, placement, parts, prefixes, paged)
 
 
-def _slab_part(placement: Placement, index: int, lengths: Array) -> SlabPart:
-    slab = placement.slabs[index]
-    num_rows = len(lengths)
-    places = np.flatnonzero(placement.slab_of == index)
-    slots = placement.slot_of[places]
-    held = lengths[places] - placement.base_of[places]
-    extent = int(slots.max()) + 1
-    order = np.zeros(extent, dtype=np.int64)
-    target = np.full(extent, num_rows, dtype=np.int64)
-    slot_lengths = np.ones(extent, dtype=np.int64)
-    order[slots] = target[slots] = places
-    slot_lengths[slots] = held
-    in_order = extent == num_rows and bool((target == np.arange(num_rows)).all())
+def _slab_part(placement: Placement, index: int, queries: QueryTokens) -> SlabPart:
+    num_tokens = len(queries.row)
+    places = np.flatnonzero(placement.slab_of[queries.row] == index)
+    row = queries.row[places]
+    slots = placement.slot_of[row]
+    seen = queries.lengths[places] - placement.base_of[row]
+    extent, per_slot = int(slots.max()) + 1, int(queries.offset[places].max()) + 1
+    cells = slots * per_slot + queries.offset[places]
+    order = np.zeros(extent * per_slot, dtype=np.int64)
+    target = np.full(extent * per_slot, num_tokens, dtype=np.int64)
+    lengths = np.ones(extent * per_slot, dtype=np.int64)
+    order[cells] = target[cells] = places
+    lengths[cells] = seen
+    in_order = len(target) == num_tokens and bool((target == np.arange(num_tokens)).all())
     return SlabPart(
-        slab=slab,
+        slab=placement.slabs[index],
         extent=extent,
-        places=None if len(places) == num_rows else torch.from_numpy(places),
+        queries=per_slot,
+        places=None if len(places) == num_tokens else torch.from_numpy(places),
         order=None if in_order else torch.from_numpy(order),
         target=None if in_order else torch.from_numpy(target),
         slots=torch.from_numpy(slots),
-        positions=torch.from_numpy(held - 1),
-        lengths=torch.from_numpy(slot_lengths),
-        width=int(held.max()),
+        positions=torch.from_numpy(seen - 1),
+        lengths=torch.from_numpy(lengths),
+        width=int(seen.max()),
     )

@@ -64,6 +64,7 @@ class ModelRunner:
             self._ops.copy_pages(self.pool, copies[:, 0], copies[:, 1])
         batch = AttentionBatch(
             num_decode=plan.num_decode,
+            num_verify=plan.num_verify,
             query_lens=plan.query_lens.tolist(),
             kv_lens=plan.kv_lens.tolist(),
             slot_mapping=torch.from_numpy(plan.slot_mapping),

@@ -54,6 +54,7 @@ class _PlanHeader(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     num_decode: int
     shapes: list[tuple[int, ...]]
     has_drafts: bool = False
+    num_verify: int = 0
     scores: list[_Scores] = []
 
 
@@ -80,7 +81,8 @@ def encode_plan(plan: StepPlan) -> PlanFrame:
         for request in plan.logprobs
     ]
     drafts = plan.draft_lens
-    header = _PlanHeader(plan.step, plan.num_decode, [array.shape for array in arrays], drafts is not None, scores)
+    shapes = [array.shape for array in arrays]
+    header = _PlanHeader(plan.step, plan.num_decode, shapes, drafts is not None, plan.num_verify, scores)
     if drafts is not None:
         arrays.append(np.ascontiguousarray(drafts, np.int32))
     arrays += [np.ascontiguousarray(request.prompt_token_ids, np.int32) for request in plan.logprobs]
@@ -132,6 +134,7 @@ def decode_plan(frame: Sequence[bytes]) -> StepPlan | None:
         resumed={},
         logprobs=logprobs,
         draft_lens=draft_lens,
+        num_verify=header.num_verify,
         **arrays,
     )
 

@@ -17,6 +17,10 @@ from sglang_lite.scheduler.request import Special
 from sglang_lite.scheduler.table import RequestTable
 from sglang_lite.types import Int32Array, Int64Array
 
+_VERIFIED_TOKENS = 48
+"""Tokens of all rows of a step. A step that reads its weights for few tokens takes some more for little; with this
+many it is bound by arithmetic, and a guess costs as much as the token that it may save."""
+
 _NEVER_DRAFTED = Special.LOGPROBS | Special.PENALTIES | Special.MIN_TOKENS
 """Rows whose draw depends on the draws before it in more than their tokens are decoded one token at a time."""
 
@@ -86,7 +90,8 @@ class DraftingBatch(DecodeBatch):
         self._index.extend(rows, lengths)
         has_draft, guesses = self._index.draft(rows, lengths, self._most)
         # The step itself draws one token more than it guesses.
-        lens = np.minimum(self._allowed.take(rows), limits - generated - 1)
+        share = max(0, _VERIFIED_TOKENS // max(1, len(rows)) - 1)
+        lens = np.minimum(np.minimum(self._allowed.take(rows), share), limits - generated - 1)
         lens = np.where(has_draft & ((table.special.take(rows) & _NEVER_DRAFTED) == 0), np.maximum(lens, 0), 0)
         order = np.argsort(lens > 0, kind="stable")
         self.rows, self.limits = _same_or(self.rows, rows[order]), limits[order]

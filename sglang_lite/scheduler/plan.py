@@ -97,6 +97,7 @@ class StepPlan:
             on its first step and after a preemption (empty array for a fresh one).
         page_copies: int32[C, 2], (source page, destination page): copy before the pass (copy-on-write).
         logprobs: what to score; usually empty.
+        num_verify: rows that verify guesses, behind the decode rows.
         draft_lens: int32[S], guessed tokens that each sampling row feeds behind its newest one (the last entries of
             its input ids); None when nobody guesses. Such a row draws a token for each token fed, as long as the
             draws confirm the guesses.
@@ -121,6 +122,7 @@ class StepPlan:
     logprobs: list[LogprobRequest]
     adapter_slots: Int32Array | None = None
     draft_lens: Int32Array | None = None
+    num_verify: int = 0
 
 
 @dataclass(slots=True, frozen=True)

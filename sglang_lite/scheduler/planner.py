@@ -112,6 +112,7 @@ class Planner:
             page_copies=np.array(copies, dtype=np.int32) if copies else _NO_COPIES,
             logprobs=logprobs,
             draft_lens=None if drafts is None else _with_zeros(drafts.lens, len(sampling_chunks)),
+            num_verify=0 if drafts is None else count - drafts.num_plain,
             adapter_slots=state.table.adapter_slot[columns.rows] if state.table.num_adapted else None,
         )
         return InFlight(plan, sample, sample_lens, chunks, scored)

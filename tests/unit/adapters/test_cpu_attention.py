@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,9 +56,10 @@ class RandomSteps:
         with_rows: bool = True,
         tolerance: float = 2e-6,
         sinks: dict[int, Tensor] | None = None,
+        verify: list[tuple[int, list[int], int, int]] = (),  # type: ignore[assignment]
     ) -> None:
-        """decode: (row, pages, length after); prefill: (row, pages, length after, chunk); sinks: by layer."""
-        chunks = [(row, pages, length, 1) for row, pages, length in decode] + list(prefill)
+        """decode: (row, pages, length after); prefill, verify: (row, pages, length after, chunk); sinks: by layer."""
+        chunks = [(row, pages, length, 1) for row, pages, length in decode] + [*verify, *prefill]
         slots: list[int] = []
         size = self.shape.page_size
         for _, pages, length, count in chunks:
@@ -73,6 +75,7 @@ class RandomSteps:
             slot_mapping=torch.tensor(slots),
             page_table=table,
             rows=np.array([row for row, *_ in chunks], dtype=np.int32) if with_rows else None,
+            num_verify=len(verify),
         )
         plan = self.ops.plan_attention(batch, self.geometry)
         reference = ReferenceOperations()
@@ -144,6 +147,40 @@ def test_a_row_alone_in_any_slot(window: int | None) -> None:
     for length in range(15, 24):
         steps.run([(1, second, length)], window=window)
     steps.run([(1, second, 24)], [(0, first, 12, 4)], window=window)
+
+
+@pytest.mark.parametrize("workspace_bytes", [0, 20_000, 1 << 20], ids=["pool", "tight", "workspace"])
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("shape", [Shape(heads=6, groups=2), Shape(dtype=torch.bfloat16)], ids=["float32", "bfloat16"])
+def test_rows_that_verify_guesses(shape: Shape, window: int | None, workspace_bytes: int) -> None:
+    """Several queries of a row at once; some of their tokens are taken back, and the next step writes over them."""
+    tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 2e-6
+    steps = RandomSteps(CpuOperations(workspace_bytes=workspace_bytes), shape, seed=10)
+    options: dict[str, Any] = {"window": window, "tolerance": tolerance}
+    pages: list[list[int]] = [[], [], [], []]
+    steps.run([], [(row, pages[row], 5 + 4 * row, 5 + 4 * row) for row in range(3)], **options)
+    lengths = [5, 9, 13]
+    for fed, kept in (((1, 3, 4), (1, 2, 4)), ((1, 1, 4), (1, 1, 1)), ((1, 2, 2), (1, 2, 1)), ((1, 1, 1), (1, 1, 1))):
+        stops = [length + count for length, count in zip(lengths, fed, strict=True)]
+        plain = [(row, pages[row], stops[row]) for row in range(3) if fed[row] == 1]
+        several = [(row, pages[row], stops[row], fed[row]) for row in range(3) if fed[row] > 1]
+        steps.run(plain, verify=several, **options)
+        lengths = [length + count for length, count in zip(lengths, kept, strict=True)]
+    several = [(row, pages[row], lengths[row] + 2, 2) for row in range(3)]
+    steps.run([], [(3, pages[3], 6, 6)], verify=several, **options)
+
+
+def test_rows_behind_one_prefix_verify_guesses() -> None:
+    shape = Shape(page_size=16, heads=4, groups=2)
+    steps = RandomSteps(CpuOperations(workspace_bytes=8 << 20), shape, seed=11)
+    shared: list[int] = []
+    steps.run([], [(0, shared, 320, 320)])
+    pages = [[*shared] for _ in range(4)]
+    for row in range(4):
+        steps.run([], [(row, pages[row], 323 + row, 3 + row)])
+    for index in range(3):
+        several = [(row, pages[row], 325 + row + 2 * index, 2) for row in range(1, 4)]
+        steps.run([(0, pages[0], 324 + index)], verify=several)
 
 
 @WORKSPACES

@@ -22,7 +22,8 @@ def step(workspace: DecodeWorkspace, rows: list[int], lengths: list[int], shared
     width = max(-(-length // 16) for length in lengths)
     table = np.array([[100 * row + page for page in range(width)] for row in rows], dtype=np.int64)
     table[:, :shared_pages] = np.arange(3000, 3000 + shared_pages)
-    return workspace.place(np.array(rows, dtype=np.int32), np.array(lengths, dtype=np.int64), table)
+    stops = np.array(lengths, dtype=np.int64)
+    return workspace.place(np.array(rows, dtype=np.int32), stops - 1, stops, table)
 
 
 def test_capacities_rise_by_a_third_or_a_half() -> None:
@@ -42,9 +43,16 @@ def test_a_sequence_is_read_once() -> None:
 def test_a_length_that_does_not_follow_is_read_again() -> None:
     workspace = DecodeWorkspace(GEOMETRY, 1 << 20)
     step(workspace, [0], [40])
-    assert step(workspace, [0], [40]).loads and not step(workspace, [0], [41]).loads
+    assert step(workspace, [0], [42]).loads and not step(workspace, [0], [43]).loads
     workspace.forget(np.array([0], dtype=np.int32))
-    assert step(workspace, [0], [42]).loads
+    assert step(workspace, [0], [44]).loads
+
+
+def test_tokens_that_were_taken_back_are_written_again_in_place() -> None:
+    workspace = DecodeWorkspace(GEOMETRY, 1 << 20)
+    for length in (40, 44, 42, 43, 41):
+        step(workspace, [0], [length])
+    assert not step(workspace, [0], [41]).loads
 
 
 def test_a_sequence_moves_when_it_outgrows_its_slot() -> None:
