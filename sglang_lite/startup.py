@@ -62,6 +62,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
     config = without_prefix_cache(config, description)
     tokenizer_path = _tokenizer_directory(config, directory)
     return config.resolved(
+        device=resolve_device(config.device),
         model_path=str(directory),
         served_model_name=config.public_name,
         tokenizer_path=tokenizer_path,
@@ -134,8 +135,6 @@ def _check_adapters(config: ServerConfig) -> None:
     for flag, value in (("--tp-size", config.tp_size), ("--ep-size", config.ep_size)):
         if value > 1:
             raise StartupError(f"--enable-lora with {flag} {value} is not supported yet: adapters are not split")
-    if config.device != "cpu":
-        raise StartupError(f"--enable-lora is not supported with --device {config.device} yet; use --device cpu")
     if config.is_disaggregated:
         raise StartupError(
             f"--enable-lora with --disaggregation-mode {config.disaggregation_mode} is not supported: "

@@ -17,6 +17,7 @@ from sglang_lite.frontend.request_ids import RequestIds
 
 if TYPE_CHECKING:
     from sglang_lite.config import ServerConfig
+    from sglang_lite.engine.adapter_registry import AdapterRegistry
     from sglang_lite.engine.info import EngineInfo, LoadSnapshot
     from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
     from sglang_lite.frontend.tokenizer import Tokenizer
@@ -35,6 +36,7 @@ class ServingEngine(Protocol):
     description: ModelDescription
     tokenizer: Tokenizer | None
     stats: LoadSnapshot
+    adapters: AdapterRegistry
 
     @property
     def info(self) -> EngineInfo: ...
@@ -51,6 +53,8 @@ class ServingEngine(Protocol):
     async def ping(self, timeout: float) -> None: ...
     async def pause(self, mode: str = "abort") -> None: ...
     async def resume(self) -> None: ...
+    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None: ...
+    async def unload_adapter(self, name: str) -> None: ...
 
 
 class Phase(enum.Enum):

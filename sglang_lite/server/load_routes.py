@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from sglang_lite.engine.adapter_registry import AdapterRegistry
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.observability.metrics import CONTENT_TYPE
 from sglang_lite.server.context import context_of
@@ -16,7 +17,12 @@ from sglang_lite.server.info_routes import package_version
 from sglang_lite.types import RequestError
 
 _SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues")
-_PREFIXES = {"memory": "sglang_memory_", "queues": "sglang_queues_", "speculative": "sglang_spec_"}
+_PREFIXES = {
+    "memory": "sglang_memory_",
+    "queues": "sglang_queues_",
+    "speculative": "sglang_spec_",
+    "lora": "sglang_lora_",
+}
 
 
 def core_section(load: LoadSnapshot, rank: int = 0) -> dict[str, Any]:
@@ -57,6 +63,11 @@ def _memory_section(load: LoadSnapshot, info: EngineInfo) -> dict[str, Any]:
     }
 
 
+def _adapter_section(adapters: AdapterRegistry) -> dict[str, Any]:
+    used, total = adapters.num_used, adapters.num_slots
+    return {"slots_used": used, "slots_total": total, "utilization": used / total}
+
+
 def _queues_section(load: LoadSnapshot) -> dict[str, Any]:
     paused = load.num_running if load.paused else 0
     waiting = load.num_waiting
@@ -81,7 +92,9 @@ def _wanted_rank(text: str | None) -> int | None:
         raise RequestError(f"dp_rank must be an integer, got {text!r:.50}", field="dp_rank") from None
 
 
-def _load_entry(load: LoadSnapshot, rank: int, info: EngineInfo, sections: set[str]) -> dict[str, Any]:
+def _load_entry(
+    load: LoadSnapshot, rank: int, info: EngineInfo, adapters: AdapterRegistry, sections: set[str]
+) -> dict[str, Any]:
     entry: dict[str, Any] = {"timestamp": load.timestamp, "dp_rank": rank}
     if "core" in sections:
         entry = core_section(load, rank)
@@ -89,6 +102,8 @@ def _load_entry(load: LoadSnapshot, rank: int, info: EngineInfo, sections: set[s
         entry["memory"] = _memory_section(load, info)
     if "spec" in sections and load.verified_rows:
         entry["speculative"] = {"accept_length": load.accept_length, "accept_rate": load.accept_rate}
+    if "lora" in sections and adapters.num_slots:
+        entry["lora"] = _adapter_section(adapters)
     if "queues" in sections:
         entry["queues"] = _queues_section(load)
     return entry
@@ -111,7 +126,7 @@ async def loads(request: web.Request) -> web.Response:
     rank = _wanted_rank(query.get("dp_rank"))
     replicas = await context.engine.replica_loads()
     entries = [
-        _load_entry(load, replica, context.engine.info, sections)
+        _load_entry(load, replica, context.engine.info, context.engine.adapters, sections)
         for replica, load in replicas
         if rank is None or rank == replica
     ]
@@ -122,10 +137,8 @@ async def loads(request: web.Request) -> web.Response:
     body = {
         "timestamp": datetime.now(UTC).isoformat(),
         "version": package_version(),
-        "accelerator": None if context.engine.info.device == "cpu" else context.engine.info.device,
-        "num_accelerators": 0
-        if context.engine.info.device == "cpu"
-        else context.config.tp_size * context.config.dp_size,
+        "accelerator": None if device == "cpu" else device,
+        "num_accelerators": 0 if device == "cpu" else context.config.tp_size * context.config.dp_size,
         "aggregate": {"total_tokens": sum(load.num_running + load.num_waiting for _, load in replicas)},
         "loads": entries,
     }

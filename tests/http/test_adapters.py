@@ -46,6 +46,13 @@ async def test_names_in_requests(adapted: LocalServer) -> None:
     assert texts[0] == texts[1] != texts[2] == "BCDA"
 
 
+async def test_places_in_the_load_report(adapted: LocalServer) -> None:
+    load = (await adapted.get("/v1/loads?include=lora")).json()["loads"][0]
+    assert load["lora"] == {"slots_used": 1, "slots_total": 2, "utilization": 0.5}
+    text = (await adapted.get("/v1/loads?include=lora&format=prometheus")).text
+    assert 'sglang_lora_slots_used{dp_rank="0"} 1\n' in text
+
+
 @pytest.mark.parametrize(
     ("path", "body", "word"),
     [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,11 +24,12 @@ from sglang_lite.execution.build_device import build_device_runner
 from sglang_lite.execution.device_executor import DeviceExecutor
 from sglang_lite.execution.device_requirements import select_providers
 from sglang_lite.models.description import read_description
-from sglang_lite.types import StartupError
+from sglang_lite.types import NO_ADAPTER, StartupError
 from tests.support.host_device import HostDevice
 from tests.support.kernel_doubles.everything import installed_everything
 from tests.support.quantized_checkpoints import FORMATS, quantize_checkpoint
 from tests.support.step_plans import PlanMaker, PlannedSequence
+from tests.support.tiny_adapters import merge_adapter, write_adapter
 from tests.support.tiny_checkpoints import CASES, TinyCase, save_checkpoint
 
 WHEELS = {"sglang-kernel": "0.4.10", "flashinfer-python": "0.7.2"}
@@ -123,6 +126,31 @@ def test_experts_in_blocks_stay_quantized(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(BlockExperts, "__init__", init)
     assert device_tokens(tmp_path / "packed")[0] == expected[0]
     assert len(packed) == 1
+
+
+def test_adapters_on_a_device(source: Path, tmp_path: Path) -> None:
+    """Captured steps serve the base model; a row with an adapter takes its step through it, the others not."""
+    adapter = write_adapter(tmp_path / "a", source, seed=1)
+    merged = merge_adapter(source, adapter, tmp_path / "merged", scaling=2.0)
+    base, adapted = host_tokens(source), host_tokens(merged)
+    assert base != adapted
+    config = ServerConfig(
+        model_path=str(source), device="cuda", max_running_requests=4, lora_paths=[f"a={adapter}"], dtype="bfloat16"
+    )
+    built = build_device_runner(config, read_description(source), source, HostDevice(), record())
+    assert [named.name for named in built.adapters] == ["a"]
+    executor = DeviceExecutor(built.runner)
+    executor.load_adapter(2, str(adapter)).result()
+    maker = PlanMaker(built.limits.geometry.page_size, built.limits.geometry.num_pages)
+    sequences = [PlannedSequence(0), PlannedSequence(1)]
+    slots = np.array([NO_ADAPTER, 2], np.int32)
+    rows = []
+    executor.submit(replace(maker.plan([], [(sequence, PROMPT) for sequence in sequences]), adapter_slots=slots))
+    rows.append(executor.collect().tokens.tolist())
+    executor.submit(replace(maker.plan(sequences), adapter_slots=slots))
+    rows.append(executor.collect().tokens.tolist())
+    executor.close()
+    assert [list(column) for column in zip(*rows, strict=True)] == [base[:2], adapted[:2]]
 
 
 def test_latent_rows_of_eight_bits_are_refused(tmp_path: Path) -> None:
