@@ -16,6 +16,7 @@ from sglang_lite import Engine
 from sglang_lite.execution import parallel_executor, rank_launch
 from sglang_lite.startup import TEST_CPU_RANKS
 from sglang_lite.types import StartupError
+from tests.support.tiny_checkpoints import CASES as TINY
 from tests.support.tiny_checkpoints import TinyCase, save_checkpoint
 
 # Heads split, vocabulary padded, biases; other splits are compared in ``tests/parity/test_parallel_families.py``.
@@ -70,10 +71,10 @@ def test_two_ranks_say_what_one_says(tmp_path: Path) -> None:
         assert again["output_ids"] == answers(one, GREEDY)[0][0]
 
 
-def test_ranks_verify_guesses_together(tmp_path: Path) -> None:
-    save_checkpoint(CASE, tmp_path)
+def test_ranks_share_experts_and_verify_guesses_together(tmp_path: Path) -> None:
+    save_checkpoint(TINY["qwen3_moe"], tmp_path)
     biased = {**GREEDY, "max_new_tokens": 40, "logit_bias": {"20": 12.0, "21": 12.0}}
-    with start(tmp_path) as one, start(tmp_path, tp_size=2, speculative_algorithm="NGRAM") as two:
+    with start(tmp_path) as one, start(tmp_path, tp_size=2, ep_size=2, speculative_algorithm="NGRAM") as two:
         for sampling in (biased, {**biased, "temperature": 0.5, "sampling_seed": 3}):
             results = [engine.generate(input_ids=PROMPTS, sampling_params=sampling) for engine in (one, two)]
             assert [item["output_ids"] for item in results[0]] == [item["output_ids"] for item in results[1]]
