@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from sglang_lite.adapters.cpu import CpuOperations
-from sglang_lite.adapters.cpu.sampling import CpuSampling
 from sglang_lite.adapters.device_facts import DeviceFacts
 from sglang_lite.adapters.kernel_lines import InstalledKernels
-from sglang_lite.adapters.verification import FAMILIES, Outcome, Subject, verify
+from sglang_lite.adapters.verification import FAMILIES, Outcome, Subject, host_subject, verify
 from sglang_lite.adapters.verification.report import print_table
 from sglang_lite.environment import Environment, problems_of
 
@@ -49,9 +47,8 @@ def outcomes(
         from sglang_lite.adapters.cuda.subject import cuda_subject
 
         make_subject = cuda_subject
-    host = Subject(CpuOperations(measure=False), CpuSampling())
     for dtype in DTYPES:
-        yield from verify(make_subject(facts, kernels, dtype), host, FAMILIES, dtypes=(dtype,), seeds=SEEDS)
+        yield from verify(make_subject(facts, kernels, dtype), host_subject(), FAMILIES, dtypes=(dtype,), seeds=SEEDS)
 
 
 def run(environment: Environment | None = None, make_subject: MakeSubject | None = None) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, OperationInputError, PackedLinear
+from sglang_lite.adapters.cpu.attention import check_slots
 from sglang_lite.adapters.cuda.arena import arena_of
 from sglang_lite.adapters.cuda.attention import AttentionPlanner, CudaAttentionPlan, LayerInput, LayerViews
 from sglang_lite.adapters.cuda.latent import CudaLatent
@@ -30,6 +31,7 @@ from sglang_lite.adapters.moe import MoEOperations
 from sglang_lite.adapters.quantized import QuantizedOperations
 from sglang_lite.adapters.recurrent import RecurrentOperations
 from sglang_lite.adapters.sampling import SamplingOperations
+from sglang_lite.types import Int32Array
 
 WORKSPACE_BYTES = 128 << 20
 """Float workspace of a lane's attention wrappers, as FlashInfer recommends."""
@@ -175,7 +177,12 @@ class CudaOperations:
         return out
 
     def plan_attention(self, batch: AttentionBatch, geometry: KVGeometry) -> AttentionPlan:
-        """Plan a step whose columns come as tensors. A page table on the device is copied to the host first."""
+        """Plan a step whose columns come as tensors. Columns on the device are copied to the host first.
+
+        Raises:
+            OperationInputError: an empty step, slots or pages outside the pool, or contradictory columns.
+        """
+        check_slots(batch.slot_mapping.cpu(), geometry)
         host = HostBatch(
             batch.num_decode,
             np.array(batch.query_lens, dtype=np.int32),
@@ -184,6 +191,7 @@ class CudaOperations:
         )
         arena = arena_of(arena_length(host, geometry.page_size), self._device)
         step = page_step(host, geometry.page_size, arena)
+        _check_pages(step.kv_indices.array, geometry)
         arena.upload()
         return self._planner.plan(step)
 
@@ -250,6 +258,12 @@ class CudaOperations:
         if count > MAX_STEP_TOKENS:
             return torch.arange(count, dtype=torch.int32, device=self._device)
         return self._token_numbers[:count]
+
+
+def _check_pages(pages: Int32Array, geometry: KVGeometry) -> None:
+    if int(pages.min()) < 0 or int(pages.max()) >= geometry.num_pages:
+        wrong = int(pages[(pages < 0) | (pages >= geometry.num_pages)][0])
+        raise OperationInputError(f"the page table names page {wrong}; the pool has {geometry.num_pages} pages")
 
 
 def _joined(cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.adapters.capability import capability_record
+from sglang_lite.adapters.cuda.grammar import CudaGrammar
 from sglang_lite.adapters.cuda.operations import CudaOperations
 from sglang_lite.adapters.cuda.selection import Selection
+from sglang_lite.adapters.cuda.speculation import CudaSpeculation
+from sglang_lite.adapters.cuda.wheels import load_wheels
 from sglang_lite.adapters.device_facts import DeviceFacts
 from sglang_lite.adapters.kernel_lines import InstalledKernels
 from sglang_lite.adapters.verification import Subject
@@ -24,5 +27,16 @@ def cuda_subject(facts: DeviceFacts, kernels: InstalledKernels, dtype: torch.dty
     """
     target = capability_record(facts, kernels).target
     selection = Selection(target, enable_pdl=target.sm >= _PDL_SINCE)
-    operations = CudaOperations(torch.device("cuda", facts.ordinal), selection, dtype=dtype)
-    return Subject(operations, operations.sampling, target)
+    return subject_of(CudaOperations(torch.device("cuda", facts.ordinal), selection, dtype=dtype), selection)
+
+
+def subject_of(operations: CudaOperations, selection: Selection) -> Subject:
+    """Everything beside the operations that models are made of, for the same device."""
+    wheels = load_wheels()
+    return Subject(
+        operations,
+        operations.sampling,
+        CudaGrammar(wheels),
+        CudaSpeculation(wheels, selection),
+        selection.target,
+    )

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import Operations
 from sglang_lite.adapters.dispatch import Target
+from sglang_lite.adapters.grammar import GrammarOperations
 from sglang_lite.adapters.sampling import SamplingOperations
+from sglang_lite.adapters.speculation import SpeculationOperations
 
 Tensors = dict[str, Tensor]
 
@@ -22,11 +24,14 @@ class Subject:
     Attributes:
         operations: of ``adapters.base``.
         sampling: of ``adapters.sampling``, None where sampling is not theirs.
+        grammar, speculation: of ``adapters.grammar`` and ``adapters.speculation``, None where there are none.
         target: what providers are chosen for, None on the host, which has everything.
     """
 
     operations: Operations
     sampling: SamplingOperations | None = None
+    grammar: GrammarOperations | None = None
+    speculation: SpeculationOperations | None = None
     target: Target | None = None
 
 

@@ -7,10 +7,8 @@ from collections import defaultdict
 
 import pytest
 
-from sglang_lite.adapters.cpu import CpuOperations
-from sglang_lite.adapters.cpu.sampling import CpuSampling
 from sglang_lite.adapters.dispatch import TABLE
-from sglang_lite.adapters.verification import FAMILIES, Status, Subject, verify
+from sglang_lite.adapters.verification import FAMILIES, Status, host_subject, verify
 from tests.support.kernel_doubles.everything import doubled_subject, installed_everything
 from tests.support.kernel_records import record_of
 
@@ -48,8 +46,7 @@ def test_adapters_call_what_the_table_says(line: str, sm: int) -> None:
         seen[path] |= names | set(bound.arguments.get("kwargs", ()))
 
     with installed_everything(line, observe):
-        host = Subject(CpuOperations(measure=False), CpuSampling())
-        outcomes = list(verify(doubled_subject(line, sm), host, FAMILIES))
+        outcomes = list(verify(doubled_subject(line, sm), host_subject(), FAMILIES))
     assert [outcome for outcome in outcomes if outcome.status in (Status.FAIL, Status.ERROR)] == []
     expected = table_calls(line)
     assert len(seen) > 15

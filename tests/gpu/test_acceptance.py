@@ -9,9 +9,7 @@ import torch
 
 from sglang_lite import environment
 from sglang_lite.acceptance import DTYPES, SEEDS
-from sglang_lite.adapters.cpu import CpuOperations
-from sglang_lite.adapters.cpu.sampling import CpuSampling
-from sglang_lite.adapters.verification import FAMILIES, Case, Source, Status, Subject, verify
+from sglang_lite.adapters.verification import FAMILIES, Case, Source, Status, Subject, host_subject, verify
 
 pytestmark = pytest.mark.gpu
 
@@ -29,8 +27,7 @@ def subject(request: pytest.FixtureRequest) -> tuple[Subject, torch.dtype]:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_operations(subject: tuple[Subject, torch.dtype], family: Callable[[Source], Iterator[Case]]) -> None:
     device, dtype = subject
-    host = Subject(CpuOperations(measure=False), CpuSampling())
-    outcomes = list(verify(device, host, [family], dtypes=[dtype], seeds=SEEDS))
+    outcomes = list(verify(device, host_subject(), [family], dtypes=[dtype], seeds=SEEDS))
     assert [outcome for outcome in outcomes if outcome.status in (Status.FAIL, Status.ERROR)] == []
     assert any(outcome.status is Status.PASS for outcome in outcomes)
 

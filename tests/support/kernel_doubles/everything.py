@@ -9,6 +9,7 @@ import torch
 
 from sglang_lite.adapters.cuda.operations import CudaOperations
 from sglang_lite.adapters.cuda.selection import Selection
+from sglang_lite.adapters.cuda.subject import subject_of
 from sglang_lite.adapters.dispatch import Target
 from sglang_lite.adapters.verification import Subject
 from tests.support.kernel_doubles import DENSE_DOUBLES, OPERATOR_DOUBLES
@@ -36,4 +37,4 @@ def doubled_subject(line: str, sm: int = 90, dtype: torch.dtype = torch.bfloat16
     """The CUDA operations over the installed doubles, on the host's memory."""
     selection = Selection(Target(sm, line, has_flashinfer=True), enable_pdl=sm >= 90)
     operations = CudaOperations(torch.device("cpu"), selection, dtype=dtype, workspace_bytes=WORKSPACE_BYTES)
-    return Subject(operations, operations.sampling, selection.target)
+    return subject_of(operations, selection)

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import Operations
-from sglang_lite.adapters.cpu import CpuOperations
-from sglang_lite.adapters.cpu.sampling import CpuSampling
 from sglang_lite.adapters.cuda.operations import CudaOperations
+from sglang_lite.adapters.grammar import GrammarOperations
 from sglang_lite.adapters.latent import LatentOperations
 from sglang_lite.adapters.lora import AdapterOperations
 from sglang_lite.adapters.moe import MoEOperations
 from sglang_lite.adapters.quantized import QuantizedOperations
 from sglang_lite.adapters.recurrent import RecurrentOperations
 from sglang_lite.adapters.sampling import SamplingOperations
-from sglang_lite.adapters.verification import FAMILIES, Case, Outcome, Source, Status, Subject, verify
+from sglang_lite.adapters.speculation import SpeculationOperations
+from sglang_lite.adapters.verification import FAMILIES, Case, Outcome, Source, Status, Subject, host_subject, verify
 from sglang_lite.adapters.verification.dense_cases import dense_cases
 from sglang_lite.adapters.verification.report import print_table
 from tests.support.kernel_doubles.everything import doubled_subject, installed_everything
@@ -32,17 +32,21 @@ PROTOCOLS = (
     QuantizedOperations,
     RecurrentOperations,
     SamplingOperations,
+    GrammarOperations,
+    SpeculationOperations,
 )
-HOST = Subject(CpuOperations(measure=False), CpuSampling())
+HOST = host_subject()
+TREES = {"SpeculationOperations.build_tree", "SpeculationOperations.verify_tree"}
+"""What the newer line has no kernels for."""
 
 
 @pytest.mark.parametrize(
     ("line", "sm", "refused"),
     [
-        ("sglang-kernel", 90, set()),
+        ("sglang-kernel", 90, TREES),
         ("sgl-kernel", 90, set()),
-        ("sglang-kernel", 89, {"QuantizedOperations.fp8_block_gemm"}),
-        ("sglang-kernel", 100, {"QuantizedOperations.int8_gemm"}),
+        ("sglang-kernel", 89, TREES | {"QuantizedOperations.fp8_block_gemm"}),
+        ("sglang-kernel", 100, TREES | {"QuantizedOperations.int8_gemm"}),
     ],
 )
 def test_cuda_operations_over_the_doubles(line: str, sm: int, refused: set[str]) -> None:
