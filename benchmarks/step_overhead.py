@@ -32,6 +32,9 @@ PAGE_SIZE = 16
 TARGET_US = 1500.0
 """Most for a step of 256 rows."""
 
+CAPTURED = "captured"
+"""Forward passes that a server replays; the others are launched one adapter call after another."""
+
 GREEDY, SAMPLED = "greedy", "top-k, top-p"
 
 
@@ -133,8 +136,8 @@ def main() -> None:
             for context in (int(part) for part in arguments.contexts.split(",")):
                 table += _measure_all(directory, num_rows, context, arguments.steps)
     publish("step_overhead", HEADERS, table, json_path=arguments.json, extra={"layers": arguments.layers})
-    over = [row for row in table if row[0] == 256 and float(str(row[4])) > TARGET_US]
-    print(f"target: {TARGET_US:.0f} us at 256 rows; {'missed' if over else 'met'}")
+    over = [row for row in table if row[0] == 256 and row[3] == CAPTURED and float(str(row[4])) > TARGET_US]
+    print(f"target for captured steps of 256 rows: {TARGET_US:.0f} us; {'missed' if over else 'met'}")
     if over:
         raise SystemExit(1)
 
@@ -149,7 +152,7 @@ def _measure_all(directory: Path, num_rows: int, context: int, steps: int) -> li
         for kind in (GREEDY, SAMPLED):
             plans = decode_plans(num_rows, context, columns_of(kind, num_rows), steps)
             timing = summarize(measure(runner, plans))
-            forward = "captured" if captured else "launched"
+            forward = CAPTURED if captured else "launched"
             rows.append([num_rows, context, kind, forward, timing.median_us, timing.p90_us])
     return rows
 
