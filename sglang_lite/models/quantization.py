@@ -155,7 +155,7 @@ def read_quantization(config: ConfigReader) -> QuantizationDescription | None:
 def _describe(config: ConfigReader) -> QuantizationDescription:
     method = config.values.get("quant_method", "compressed-tensors" if "config_groups" in config.values else None)
     normalized = method.lower().replace("_", "-") if isinstance(method, str) else None
-    if normalized not in _METHODS:
+    if normalized is None or normalized not in _METHODS:
         raise StartupError(
             f"{config.source}: quantization method {method!r} ({config.prefix}quant_method) is not supported; "
             f"supported methods: {', '.join(_METHODS)}. Use a checkpoint in one of these or an unquantized one."
