@@ -10,15 +10,17 @@ import pytest
 import torch
 
 from sglang_lite.adapters.capability import CapabilityRecord, capability_record
-from sglang_lite.adapters.device_facts import DeviceFacts
+from sglang_lite.adapters.device_facts import CudaDriver, DeviceFacts
 from sglang_lite.adapters.kernel_lines import installed_kernels as wheels_of
 from sglang_lite.config import ServerConfig
+from sglang_lite.configuration.loading import load_config
 from sglang_lite.execution import build_device
 from sglang_lite.execution.build import build_executor
 from sglang_lite.execution.build_device import build_device_runner
 from sglang_lite.execution.device_executor import DeviceExecutor
 from sglang_lite.execution.device_runner import DeviceRunner
 from sglang_lite.execution.executor import TorchExecutor
+from sglang_lite.layers.parallel import SingleRank
 from sglang_lite.models.description import read_description
 from sglang_lite.types import StartupError
 from tests.support.host_device import HostDevice
@@ -172,3 +174,45 @@ def test_the_server_takes_this_path(tiny_llama: Path, first_token: int, monkeypa
     assert executor.collect().tokens.tolist() == [first_token]
     assert executor.collect().tokens.tolist()[1] == first_token
     executor.close()
+
+
+def test_the_device_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ordinals come from the options; a device that is not there or too old is named before anything is allocated."""
+    devices = tuple(
+        DeviceFacts(ordinal, "Some Device", capability, 80 << 30, 132)
+        for ordinal, capability in enumerate([(9, 0), (7, 5), (8, 0)])
+    )
+    monkeypatch.setattr(build_device, "read_driver", lambda: CudaDriver((13, 0), devices, None))
+    monkeypatch.setattr(build_device, "installed_kernels", lambda: wheels_of(WHEELS.get))
+    opened: list[int] = []
+    monkeypatch.setattr(build_device, "CudaDevice", opened.append)
+    config = ServerConfig(device="cuda", tp_size=2, gpu_id_step=2)
+    records = [build_device.open_cuda_device(config, rank)[1] for rank in range(2)]
+    assert opened == [0, 2] and [found.sm for found in records] == [90, 80]
+    with pytest.raises(StartupError, match=r"ordinal 3 for rank 0: the CUDA driver shows 3 devices"):
+        build_device.open_cuda_device(ServerConfig(device="cuda", base_gpu_id=3), 0)
+    with pytest.raises(StartupError, match=r"compute capability 7\.5"):
+        build_device.open_cuda_device(ServerConfig(device="cuda", base_gpu_id=1), 0)
+    assert opened == [0, 2]
+
+
+def test_two_streams_and_several_ranks(tiny_llama: Path) -> None:
+    config = ServerConfig(model_path=str(tiny_llama), device="cuda", enable_pdmux=True)
+    with pytest.raises(StartupError, match="--enable-pdmux with --tp-size 2"):
+        build_device_runner(
+            config, read_description(tiny_llama), tiny_llama, HostDevice(), record(), parallel=_TwoRanks()
+        )
+
+
+class _TwoRanks(SingleRank):
+    @property
+    def size(self) -> int:
+        return 2
+
+
+def test_options_of_captured_steps() -> None:
+    given = ["--device", "cuda", "--cuda-graph-max-bs", "32", "--cuda-graph-bs", "1", "8", "--enable-pd-multiplexing"]
+    config = load_config(["some/model", *given, "--disable-cuda-graph-padding"])
+    assert (config.cuda_graph_max_bs_decode, config.cuda_graph_bs_decode) == (32, ["1", "8"])
+    assert config.enable_pdmux and config.disable_cuda_graph_padding and not config.disable_cuda_graph
+    assert config.ignored_flags == {} and config.unknown_flags == {}
