@@ -87,10 +87,13 @@ class DraftingBatch(DecodeBatch):
         progress = lengths - 1 - self.kv_lens[keep]
         generated = self.generated[keep] + progress
         limits = self.limits[keep]
-        self._index.extend(rows, lengths)
-        has_draft, guesses = self._index.draft(rows, lengths, self._most)
-        # The step itself draws one token more than it guesses.
         share = max(0, _VERIFIED_TOKENS // max(1, len(rows)) - 1)
+        has_draft = np.zeros(len(rows), dtype=np.bool_)
+        guesses: Int32Array = np.zeros((len(rows), self._most), dtype=np.int32)
+        if share:  # what is not indexed now is when there is room for guesses again
+            self._index.extend(rows, lengths)
+            has_draft, guesses = self._index.draft(rows, lengths, self._most)
+        # The step itself draws one token more than it guesses.
         lens = np.minimum(np.minimum(self._allowed.take(rows), share), limits - generated - 1)
         lens = np.where(has_draft & ((table.special.take(rows) & _NEVER_DRAFTED) == 0), np.maximum(lens, 0), 0)
         order = np.argsort(lens > 0, kind="stable")
