@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sglang_lite.adapters.grammar import GrammarOperations
 from sglang_lite.adapters.latent import LatentOperations
 from sglang_lite.adapters.lora import AdapterOperations
 from sglang_lite.adapters.moe import MoEOperations
@@ -123,6 +124,9 @@ class Operations(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def grammar(self) -> GrammarOperations: ...
 
     @property
     def latent(self) -> LatentOperations: ...

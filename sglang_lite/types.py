@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -21,6 +22,21 @@ Float32Array = npt.NDArray[np.float32]
 
 NO_SEED = -1
 """Value of a seed column for a request that gave no seed."""
+
+
+GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an output has to match.
+
+    Attributes:
+        kind: the language of ``text``, by the name of the request field it comes from.
+        text: as the client wrote it; another spacing is another grammar.
+    """
+
+    kind: GrammarKind
+    text: str
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
     stream_interval: int | None = None
+    grammar: Grammar | None = None
 
 
 class FinishCode(enum.IntEnum):
@@ -109,7 +126,8 @@ class RequestExtras(msgspec.Struct, frozen=True, kw_only=True):
     """What only few requests carry; the rest of a request is columns.
 
     ``namespace`` separates prefix caches (cache salt, adapter); the empty string is the shared one.
-    ``adapter_slot`` says where the request's low-rank adapter is loaded.
+    ``adapter_slot`` says where the request's low-rank adapter is loaded. ``grammar`` names a grammar that was sent
+    before (``grammar.identity``); the empty string is none.
     """
 
     stop_token_ids: tuple[int, ...] = ()
@@ -117,6 +135,7 @@ class RequestExtras(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = ""
     token_ids_logprob: tuple[int, ...] = ()
     adapter_slot: int = NO_ADAPTER
+    grammar: str = ""
 
 
 EMPTY_EXTRAS = RequestExtras()

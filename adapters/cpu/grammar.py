@@ -15,12 +15,19 @@ class CpuGrammar:
     def apply_bitmask(self, logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> None:
         """Logits of tokens whose bit is 0 become -inf, in place."""
         check_bitmask(logits, bitmask, rows)
-        shifts = torch.arange(32, dtype=torch.int32, device=bitmask.device)
-        allowed = (bitmask.unsqueeze(-1) >> shifts & 1).flatten(-2)[:, : logits.shape[1]].bool()
-        if rows is not None:
-            others = torch.ones(logits.shape[0], 1, dtype=torch.bool, device=logits.device)
-            allowed |= others.index_fill_(0, rows.long(), False)
-        logits.masked_fill_(~allowed, float("-inf"))
+        if rows is None:
+            logits.masked_fill_(_forbidden(bitmask, logits.shape[1]), float("-inf"))
+            return
+        chosen = rows.long()
+        masked = logits.index_select(0, chosen)
+        masked.masked_fill_(_forbidden(bitmask.index_select(0, chosen), logits.shape[1]), float("-inf"))
+        logits.index_copy_(0, chosen, masked)
+
+
+def _forbidden(bitmask: Tensor, vocab_size: int) -> Tensor:
+    """bool[R, V] of int32 [R, W]."""
+    shifts = torch.arange(32, dtype=torch.int32, device=bitmask.device)
+    return (bitmask.unsqueeze(-1) >> shifts & 1).flatten(-2)[:, :vocab_size] == 0
 
 
 def check_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None) -> None:

@@ -10,12 +10,14 @@ from torch.nn import functional
 
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, PackedLinear
 from sglang_lite.adapters.cpu.attention import CpuAttention, CpuAttentionPlan
+from sglang_lite.adapters.cpu.grammar import CpuGrammar
 from sglang_lite.adapters.cpu.latent_attention import CpuLatentAttention
 from sglang_lite.adapters.cpu.linear import CpuLinear, LinearCalibration
 from sglang_lite.adapters.cpu.lora import CpuAdapters
 from sglang_lite.adapters.cpu.moe import CpuMoE
 from sglang_lite.adapters.cpu.quantized import CpuQuantized
 from sglang_lite.adapters.cpu.recurrent import CpuRecurrent
+from sglang_lite.adapters.grammar import GrammarOperations
 from sglang_lite.adapters.latent import LatentOperations
 from sglang_lite.adapters.lora import AdapterOperations
 from sglang_lite.adapters.moe import MoEOperations
@@ -40,6 +42,7 @@ class CpuOperations:
         self._attention = CpuAttention(workspace_bytes)
         self._latent = CpuLatentAttention()
         self._lora = CpuAdapters()
+        self._grammar = CpuGrammar()
         self._moe = CpuMoE()
         self._quantized = CpuQuantized()
         self._recurrent = CpuRecurrent()
@@ -50,6 +53,10 @@ class CpuOperations:
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    @property
+    def grammar(self) -> GrammarOperations:
+        return self._grammar
 
     @property
     def latent(self) -> LatentOperations:

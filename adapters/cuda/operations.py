@@ -12,6 +12,7 @@ from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry,
 from sglang_lite.adapters.cpu.attention import check_slots
 from sglang_lite.adapters.cuda.arena import arena_of
 from sglang_lite.adapters.cuda.attention import AttentionPlanner, CudaAttentionPlan, LayerInput, LayerViews
+from sglang_lite.adapters.cuda.grammar import CudaGrammar
 from sglang_lite.adapters.cuda.latent import CudaLatent
 from sglang_lite.adapters.cuda.linear import CudaLinear
 from sglang_lite.adapters.cuda.lora import MaskedAdapters
@@ -25,6 +26,7 @@ from sglang_lite.adapters.cuda.sampling import CudaSampling
 from sglang_lite.adapters.cuda.selection import Selection
 from sglang_lite.adapters.cuda.wheels import Wheels, load_wheels
 from sglang_lite.adapters.cuda.wrappers import AttentionVariant, GraphBuffers, Variant, WrapperSettings
+from sglang_lite.adapters.grammar import GrammarOperations
 from sglang_lite.adapters.latent import LatentOperations
 from sglang_lite.adapters.lora import AdapterOperations
 from sglang_lite.adapters.moe import MoEOperations
@@ -83,6 +85,7 @@ class CudaOperations:
         self._sampling = CudaSampling(self._wheels, enable_pdl=providers.enable_pdl)
         self._variants: dict[Variant, None] = {}
         self._latent = CudaLatent(self._wheels)
+        self._grammar = CudaGrammar(self._wheels)
         self._moe = CudaMoE(self._wheels, selection)
         self._quantized = CudaQuantized(self._wheels, selection, dtype)
         self._lora = MaskedAdapters(device)
@@ -104,6 +107,10 @@ class CudaOperations:
     def recurrent(self) -> RecurrentOperations:
         """Recurrent layers."""
         return self._recurrent
+
+    @property
+    def grammar(self) -> GrammarOperations:
+        return self._grammar
 
     @property
     def latent(self) -> LatentOperations:

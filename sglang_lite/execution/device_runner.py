@@ -27,6 +27,7 @@ from sglang_lite.execution.device_inputs import (
     whole_plan,
 )
 from sglang_lite.execution.device_sampler import DeviceSampler
+from sglang_lite.execution.grammar_masks import ConstrainedStep, GrammarMasks, Matchers, advance
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
 from sglang_lite.execution.model_adapters import ModelAdapters
@@ -112,6 +113,8 @@ class DeviceRunner:
             self.pool = self._pool[: geometry.num_pages]
             self._recurrent = self._recurrent_pool(num_rows)
             self._sampler = DeviceSampler(device, ops.sampling, model.vocab_size, num_rows, seed)
+            self._masks = GrammarMasks(ops.grammar, model.vocab_size, device.upload)
+            self._constrained: ConstrainedStep | None = None
             self._scorer = LogprobScorer(model.logits, model.vocab_size)
             self._last_token = torch.zeros(num_rows, dtype=torch.int64, device=device.torch_device)
             self._lane = _Lane(InputBuffers(device, FIRST_INPUTS), ops.planner, PlanGate(device))
@@ -155,7 +158,11 @@ class DeviceRunner:
             scored = []
             if plan.logprobs:  # rare: waits for the device
                 scored = self._scorer.score(plan, forwarded.hidden, raw_logits, tokens.cpu().numpy())
-            return self._pending(plan, tokens, scored)
+            pending = self._pending(plan, tokens, scored)
+            if not plan.matchers:
+                return pending
+            self._constrained = ConstrainedStep(pending, plan.matchers)
+            return self._constrained
 
     def _verify(self, plan: StepPlan, forwarded: _Forwarded, draws: Verification) -> StepOutput:
         """Draw a token for each token fed and keep what confirms the guesses. The host has to see the draws, because
@@ -165,9 +172,17 @@ class DeviceRunner:
         first = upload(draws.starts)  # rows with scores have one draw
         raw_logits = self._scorer.keep_raw(plan, logits.index_select(0, first)) if plan.logprobs else None
         drawn = self._draw(
-            logits, draws.columns, draws.rows, upload(draws.rows), draws.generated, draws.suppressed, plan.resumed
+            logits,
+            draws.columns,
+            draws.rows,
+            upload(draws.rows),
+            draws.generated,
+            draws.suppressed,
+            plan.resumed,
+            draws.matchers,
         )
         on_host = drawn.int().cpu().numpy()
+        advance(draws.matchers, on_host)
         tokens, counts = draws.accept(plan, on_host)
         newest = upload(tokens[np.cumsum(counts) - 1].astype(np.int64))
         self._last_token.index_copy_(0, forwarded.sample_rows.long(), newest.clamp(min=0))
@@ -255,7 +270,9 @@ class DeviceRunner:
     def _sample(self, plan: StepPlan, logits: Tensor, rows: Tensor) -> Tensor:
         """int64[S], also kept as what the rows feed next."""
         host_rows = plan.rows[plan.sample_index]
-        tokens = self._draw(logits, plan.sampling, host_rows, rows, plan.generated, plan.suppressed, plan.resumed)
+        tokens = self._draw(
+            logits, plan.sampling, host_rows, rows, plan.generated, plan.suppressed, plan.resumed, plan.matchers
+        )
         # A row without a token ends; what it would feed next must only be a valid index.
         self._last_token.index_copy_(0, rows.long(), tokens.clamp(min=0))
         return tokens
@@ -269,9 +286,15 @@ class DeviceRunner:
         generated: Int32Array,
         suppressed: dict[int, tuple[int, ...]],
         resumed: dict[int, Int32Array],
+        matchers: Matchers,
     ) -> Tensor:
         """Tokens int64[S], the same on every rank."""
         if self._parallel.rank == 0:
+            if matchers:
+                if self._constrained is not None:
+                    self._constrained.result()
+                    self._constrained = None
+                suppressed = self._masks.apply(logits, matchers, suppressed)
             tokens = self._sampler.sample(logits, columns, rows, device_rows, generated, suppressed, resumed)
         else:
             tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)

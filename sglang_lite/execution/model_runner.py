@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, Operations
+from sglang_lite.execution.grammar_masks import GrammarMasks, advance, upload_to_host
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
 from sglang_lite.execution.model_adapters import ModelAdapters
@@ -50,6 +51,7 @@ class ModelRunner:
         self._parallel = parallel
         self.adapters = adapters
         self._sampler = Sampler(model.vocab_size, ops.device, seed)
+        self._masks = GrammarMasks(ops.grammar, model.vocab_size, upload_to_host)
         self._scorer = LogprobScorer(model.logits, model.vocab_size)
         self._last_token = torch.zeros(num_rows, dtype=torch.int64, device=ops.device)
         self._recurrent: RecurrentStatePool | None = None
@@ -84,6 +86,8 @@ class ModelRunner:
         logits = self._model.logits(self._sampling_hidden(plan, hidden))
         raw_logits = self._scorer.keep_raw(plan, logits)
         tokens = self._sample(plan, logits)
+        if plan.matchers:
+            advance(plan.matchers, tokens)
         return StepOutput(plan.step, tokens, self._scorer.score(plan, hidden, raw_logits, tokens))
 
     def _verify(self, plan: StepPlan, hidden: Tensor, draws: Verification) -> StepOutput:
@@ -92,17 +96,18 @@ class ModelRunner:
         first = torch.from_numpy(draws.starts)  # rows with scores have one draw
         raw_logits = self._scorer.keep_raw(plan, logits.index_select(0, first)) if plan.logprobs else None
         if self._parallel.rank == 0:
-            drawn = self._sampler.sample(
-                logits, draws.columns, draws.rows, draws.generated, draws.suppressed, plan.resumed
-            )
+            suppressed = self._masks.apply(logits, draws.matchers, draws.suppressed)
+            drawn = self._sampler.sample(logits, draws.columns, draws.rows, draws.generated, suppressed, plan.resumed)
         else:
             drawn = torch.empty(len(draws.tokens), dtype=torch.int64, device=logits.device)
         drawn = self._parallel.broadcast(drawn)
-        tokens, counts = draws.accept(plan, drawn.int().cpu().numpy())
+        on_host = drawn.int().cpu().numpy()
+        advance(draws.matchers, on_host)
+        tokens, counts = draws.accept(plan, on_host)
         newest = torch.from_numpy(tokens[np.cumsum(counts) - 1].astype(np.int64))
         rows = torch.from_numpy(plan.rows[plan.sample_index]).long()
         self._last_token.index_copy_(0, rows, newest.clamp(min=0))
-        scored = self._scorer.score(plan, hidden, raw_logits, drawn[first].int().cpu().numpy())
+        scored = self._scorer.score(plan, hidden, raw_logits, on_host[draws.starts])
         return StepOutput(plan.step, tokens, scored, counts)
 
     def _forward(self, plan: StepPlan, positions: Tensor, attention_plan: AttentionPlan) -> Tensor:
@@ -131,7 +136,8 @@ class ModelRunner:
     def _sample(self, plan: StepPlan, logits: Tensor) -> Int32Array:
         rows = plan.rows[plan.sample_index]
         if self._parallel.rank == 0:
-            tokens = self._sampler.sample(logits, plan.sampling, rows, plan.generated, plan.suppressed, plan.resumed)
+            suppressed = self._masks.apply(logits, plan.matchers, plan.suppressed)
+            tokens = self._sampler.sample(logits, plan.sampling, rows, plan.generated, suppressed, plan.resumed)
         else:
             tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
         tokens = self._parallel.broadcast(tokens)

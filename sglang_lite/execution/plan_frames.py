@@ -134,6 +134,7 @@ def decode_plan(frame: Sequence[bytes]) -> StepPlan | None:
         resumed={},
         logprobs=logprobs,
         draft_lens=draft_lens,
+        matchers={},  # of rank 0, which draws the tokens
         num_verify=header.num_verify,
         **arrays,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sglang_lite.grammar.base import TokenMatcher
 from sglang_lite.scheduler.plan import SamplingColumns, StepPlan
 from sglang_lite.types import Int32Array, Int64Array
 
@@ -25,6 +26,7 @@ class Verification:
         starts: int64[S], where they begin among the draws.
         tokens: int64[N], the token of the step whose hidden state each draw comes from.
         columns, rows, generated, suppressed: as the sampler takes them, for every draw.
+        matchers: draw -> matcher; rows with a grammar have one draw.
     """
 
     counts: Int64Array
@@ -34,6 +36,7 @@ class Verification:
     rows: Int32Array
     generated: Int32Array
     suppressed: dict[int, tuple[int, ...]]
+    matchers: dict[int, TokenMatcher]
 
     def accept(self, plan: StepPlan, drawn: Int32Array) -> tuple[Int32Array, Int32Array]:
         """What is left of the draws int32[N]: the tokens of one row after the other, and int32[S], how many each has.
@@ -68,6 +71,7 @@ def verification_of(plan: StepPlan, draft_lens: Int32Array) -> Verification:
         rows=np.repeat(plan.rows[plan.sample_index], counts),
         generated=np.repeat(plan.generated, counts) + offsets.astype(np.int32),
         suppressed={int(starts[position]): ids for position, ids in plan.suppressed.items()},
+        matchers={int(starts[position]): matcher for position, matcher in plan.matchers.items()},
     )
 
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from sglang_lite.scheduler.request import Request, parameters_from_columns, special_bits
 from sglang_lite.scheduler.state import SchedulerState
 from sglang_lite.types import EMPTY_EXTRAS, FinishCode, RequestColumns
 
+if TYPE_CHECKING:
+    from sglang_lite.grammar.base import TokenMatcher
+
 QUEUE_FULL_MESSAGE = "The request queue is full."
 
 
-def admit(state: SchedulerState, columns: RequestColumns, now: float) -> None:
-    """Queue N requests; the ones that cannot be taken are reported through the outbox."""
+def admit(state: SchedulerState, columns: RequestColumns, now: float, matchers: Mapping[int, TokenMatcher]) -> None:
+    """Queue N requests; the ones that cannot be taken are reported through the outbox.
+
+    Args:
+        matchers: index of a request with a grammar -> its matcher.
+    """
     params = parameters_from_columns(columns)
     special = special_bits(columns).tolist()
     keys, limits = columns.key.tolist(), columns.max_new_tokens.tolist()
@@ -32,7 +42,7 @@ def admit(state: SchedulerState, columns: RequestColumns, now: float) -> None:
             params["max_new_tokens"][index] = state.config.max_sequence_tokens - len(tokens)
         state.next_order += 1
         extras = columns.extras.get(index, EMPTY_EXTRAS)
-        request = Request(params[index], special[index], tokens, state.next_order, now, extras)
+        request = Request(params[index], special[index], tokens, state.next_order, now, extras, matchers.get(index))
         request.admitted_before = state.queue.num_admitted
         state.requests[key] = request
         state.queue.push(request)

@@ -21,7 +21,7 @@ _VERIFIED_TOKENS = 48
 """Tokens of all rows of a step. A step that reads its weights for few tokens takes some more for little; with this
 many it is bound by arithmetic, and a guess costs as much as the token that it may save."""
 
-_NEVER_DRAFTED = Special.LOGPROBS | Special.PENALTIES | Special.MIN_TOKENS
+_NEVER_DRAFTED = Special.LOGPROBS | Special.PENALTIES | Special.MIN_TOKENS | Special.GRAMMAR
 """Rows whose draw depends on the draws before it in more than their tokens are decoded one token at a time."""
 
 

@@ -7,8 +7,12 @@ so a plan never waits for the tokens of the step before it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sglang_lite.types import Float32Array, Int32Array, Int64Array
+
+if TYPE_CHECKING:
+    from sglang_lite.grammar.base import TokenMatcher
 
 FROM_DEVICE = -1
 """Input id of a decode row: the executor substitutes ``last_token[row]``."""
@@ -102,6 +106,9 @@ class StepPlan:
             its input ids); None when nobody guesses. Such a row draws a token for each token fed, as long as the
             draws confirm the guesses.
         adapter_slots: int32[B], slot of each row's low-rank adapter or ``NO_ADAPTER``; None when no row has one.
+        matchers: sampling position -> matcher of a row with a grammar. Only the executor that draws the tokens uses
+            them, plan after plan: it masks what a matcher forbids and tells it what was drawn. So the scheduler plans
+            ahead as ever, and a grammar costs the other rows nothing but the time of its mask. Such rows never guess.
     """
 
     step: int
@@ -123,6 +130,7 @@ class StepPlan:
     adapter_slots: Int32Array | None = None
     draft_lens: Int32Array | None = None
     num_verify: int = 0
+    matchers: dict[int, TokenMatcher] = field(default_factory=dict)
 
 
 @dataclass(slots=True, frozen=True)

@@ -113,6 +113,7 @@ class Planner:
             logprobs=logprobs,
             draft_lens=None if drafts is None else _with_zeros(drafts.lens, len(sampling_chunks)),
             num_verify=0 if drafts is None else count - drafts.num_plain,
+            matchers=sample.matchers,
             adapter_slots=state.table.adapter_slot[columns.rows] if state.table.num_adapted else None,
         )
         return InFlight(plan, sample, sample_lens, chunks, scored)

@@ -12,6 +12,7 @@ from sglang_lite.types import EMPTY_EXTRAS, Int32Array, RequestColumns, RequestE
 
 if TYPE_CHECKING:
     from sglang_lite.cache import Node
+    from sglang_lite.grammar.base import TokenMatcher
 
 
 class RequestState(enum.IntEnum):
@@ -66,6 +67,7 @@ class Special:
     LOGPROBS: Final = 4
     MIN_TOKENS: Final = 8
     PENALTIES: Final = 16
+    GRAMMAR: Final = 32
 
 
 def parameters_from_columns(columns: RequestColumns) -> ParameterArray:
@@ -106,6 +108,7 @@ class Request:
         adapter_slot: where its low-rank adapter is loaded, ``NO_ADAPTER`` for none.
         admitted_before: requests the scheduler had admitted to run when this one arrived (a logical clock).
         started: time of the first chunk, None before it.
+        matcher: where the output stands in its grammar, None without one. Kept over preemptions: the output is too.
     """
 
     __slots__ = (
@@ -116,6 +119,7 @@ class Request:
         "computed",
         "extras",
         "key",
+        "matcher",
         "max_new_tokens",
         "namespace",
         "node",
@@ -136,7 +140,14 @@ class Request:
     )
 
     def __init__(
-        self, params: np.void, special: int, tokens: Int32Array, order: int, arrival: float, extras: RequestExtras
+        self,
+        params: np.void,
+        special: int,
+        tokens: Int32Array,
+        order: int,
+        arrival: float,
+        extras: RequestExtras,
+        matcher: TokenMatcher | None = None,
     ) -> None:
         self.params = params
         self.key = int(params["key"])
@@ -168,6 +179,9 @@ class Request:
                 special |= Special.STOP_TOKENS
             if extras.logit_bias:
                 special |= Special.LOGIT_BIAS
+        self.matcher = matcher
+        if matcher is not None:
+            special |= Special.GRAMMAR
         self.special = special
 
     @property

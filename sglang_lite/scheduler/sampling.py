@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,9 @@ from sglang_lite.scheduler.plan import SamplingColumns
 from sglang_lite.scheduler.request import ParameterArray, Request, Special
 from sglang_lite.scheduler.table import STOP_COLUMNS, RequestTable
 from sglang_lite.types import Int32Array, Int64Array, RequestFlags, UInt8Array
+
+if TYPE_CHECKING:
+    from sglang_lite.grammar.base import TokenMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class SampleSet:
         many_stops: position -> stop tokens, for rows with more than fit the matrix.
         suppressions: (position, min_new_tokens, ids) of the rows that may not end yet.
         scored: (position, request) of the rows that want log-probabilities.
+        matchers: position -> matcher of the rows with a grammar.
     """
 
     rows: Int32Array
@@ -43,6 +48,7 @@ class SampleSet:
     many_stops: dict[int, tuple[int, ...]]
     suppressions: list[tuple[int, int, tuple[int, ...]]]
     scored: list[tuple[int, Request]]
+    matchers: dict[int, TokenMatcher]
 
 
 def gather_sample_set(table: RequestTable, rows: Int32Array, eos_token_ids: tuple[int, ...]) -> SampleSet:
@@ -54,6 +60,7 @@ def gather_sample_set(table: RequestTable, rows: Int32Array, eos_token_ids: tupl
     bias: dict[int, dict[int, float]] = {}
     suppressions: list[tuple[int, int, tuple[int, ...]]] = []
     scored: list[tuple[int, Request]] = []
+    matchers: dict[int, TokenMatcher] = {}
     # Only rows that are out of the ordinary are looked at one by one.
     for position in np.flatnonzero(special & ~np.uint8(Special.PENALTIES)).tolist():
         request = table.requests[rows[position]]
@@ -67,6 +74,8 @@ def gather_sample_set(table: RequestTable, rows: Int32Array, eos_token_ids: tupl
             suppressions.append((position, int(params["min_new_tokens"][position]), ids))
         if params["flags"][position] & RequestFlags.RETURN_LOGPROB:
             scored.append((position, request))
+        if request.matcher is not None:
+            matchers[position] = request.matcher
     return SampleSet(
         rows=rows,
         base=rows.astype(np.int64) * table.context_length,
@@ -82,6 +91,7 @@ def gather_sample_set(table: RequestTable, rows: Int32Array, eos_token_ids: tupl
         many_stops=many_stops,
         suppressions=suppressions,
         scored=scored,
+        matchers=matchers,
     )
 
 

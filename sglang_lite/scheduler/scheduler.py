@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,11 @@ from sglang_lite.scheduler.request import Request, RequestState
 from sglang_lite.scheduler.state import SchedulerState
 from sglang_lite.scheduler.stats import SchedulerStats
 from sglang_lite.types import FinishCode, Int64Array, OutputColumns, RequestColumns
+
+if TYPE_CHECKING:
+    from sglang_lite.grammar.base import TokenMatcher
+
+_NO_MATCHERS: Mapping[int, TokenMatcher] = {}
 
 
 class Scheduler:
@@ -30,9 +36,13 @@ class Scheduler:
         self._planner = Planner(self._state)
         self._retract_when_idle = False
 
-    def admit(self, columns: RequestColumns, now: float) -> None:
-        """Take new requests into the waiting queue. Rejections come out of ``drain_outputs``."""
-        admission.admit(self._state, columns, now)
+    def admit(self, columns: RequestColumns, now: float, matchers: Mapping[int, TokenMatcher] = _NO_MATCHERS) -> None:
+        """Take new requests into the waiting queue. Rejections come out of ``drain_outputs``.
+
+        Args:
+            matchers: index of a request with a grammar -> its matcher, which the plans hand on to the executor.
+        """
+        admission.admit(self._state, columns, now, matchers)
         self._state.held_until = None
 
     def abort(self, keys: Iterable[int] | Int64Array, now: float) -> int:

@@ -11,7 +11,7 @@ from sglang_lite.scheduler.request import Request
 from sglang_lite.scheduler.state import InFlight, SchedulerState
 from sglang_lite.types import FinishCode, Int32Array, OutputColumns
 
-NAN_MESSAGE = "NaN happened: the logits of this request were not finite"
+NAN_MESSAGE = "NaN happened: the logits of this request were not finite, or its grammar allows no token"
 
 
 def commit_verified(

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry
+from sglang_lite.adapters.cpu.grammar import CpuGrammar
 from sglang_lite.adapters.cpu.lora import CpuAdapters
 from sglang_lite.adapters.cpu.quantized import CpuQuantized
+from sglang_lite.adapters.grammar import GrammarOperations
 from sglang_lite.adapters.latent import LatentOperations
 from sglang_lite.adapters.lora import AdapterOperations
 from sglang_lite.adapters.moe import MoEOperations
@@ -49,6 +51,10 @@ class ReferenceOperations:
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    @property
+    def grammar(self) -> GrammarOperations:
+        return CpuGrammar()
 
     @property
     def lora(self) -> AdapterOperations:

@@ -1,0 +1,73 @@
+"""What a grammar backend offers, and what it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from sglang_lite.types import Grammar, Int32Array
+
+UNDECIDED = -1
+"""All bits of a word of a mask: every token is allowed."""
+
+
+class GrammarError(Exception):
+    """A grammar that cannot be used. The message is for the client: what, where, what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a model as grammars see them.
+
+    Attributes:
+        tokens: bytes of every token id; empty for ids that no text has (special tokens).
+        size: width of the logits; ids from ``len(tokens)`` on are never drawn.
+        end_ids: tokens that end a text; allowed where the grammar is complete.
+    """
+
+    tokens: list[bytes]
+    size: int
+    end_ids: tuple[int, ...]
+
+    @property
+    def mask_width(self) -> int:
+        """Words of a row of a mask: a bit for each of ``size`` tokens."""
+        return -(-self.size // 32)
+
+
+class TokenMatcher(Protocol):
+    """Where one sequence stands in its grammar. Used by one thread at a time."""
+
+    def accept(self, token: int) -> bool:
+        """Go on by a token; False, and nothing changed, when the grammar does not allow it."""
+
+    def fill(self, bits: Int32Array) -> None:
+        """Write which tokens are allowed next into ``bits``, int32[``Vocabulary.mask_width``].
+
+        Bit ``t % 32`` of word ``t // 32`` is 1 where token t is allowed. After the end every token is.
+        """
+
+    @property
+    def is_terminated(self) -> bool:
+        """An end token was accepted: the sequence is over."""
+
+
+class CompiledGrammar(Protocol):
+    """A grammar ready to match many sequences."""
+
+    def matcher(self) -> TokenMatcher:
+        """A matcher at the start of the grammar."""
+
+
+class GrammarBackend(Protocol):
+    """A library that compiles grammars for one vocabulary."""
+
+    def compile(self, grammar: Grammar) -> bytes:
+        """The compiled form, to be given to ``load``. Called in a process of its own, which may be ended meanwhile.
+
+        Raises:
+            GrammarError: it is malformed, has no match, or asks for something that the library would ignore.
+        """
+
+    def load(self, compiled: bytes) -> CompiledGrammar:
+        """What ``compile`` made, perhaps in another process. Takes milliseconds to hundredths of a second."""
