@@ -105,7 +105,8 @@ class AdapterRegistry:
         if adapter is None or not adapter.ready:
             known = ", ".join(sorted(self.loaded)) or "none"
             raise RequestError(
-                f"adapter {shorten(name)!r} is not loaded; loaded adapters: {shorten(known)}", field="lora_path"
+                f"lora_path: adapter {shorten(name)!r} is not loaded; loaded adapters: {shorten(known)}",
+                field="lora_path",
             )
         adapter.users += 1
         adapter.unused.clear()
