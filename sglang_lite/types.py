@@ -96,6 +96,8 @@ class RequestFlags(enum.IntFlag):
     IGNORE_EOS = 1
     RETURN_LOGPROB = 2
     """Log-probability of every output token (and of prompt tokens from ``logprob_start`` on when that is >= 0)."""
+    HIDDEN_STATES = 4
+    """With ``RETURN_LOGPROB``: also the hidden state behind each of these log-probabilities."""
 
 
 class RequestError(Exception):
@@ -196,6 +198,8 @@ class LogprobRecord(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: float32[P], its natural-log probability; NaN where there is none (the first prompt token).
         top_ids, top_logprobs: int32[P, K] and float32[P, K], most likely first; K may be 0.
         extra_logprobs: float32[P, M], for the request's ``token_ids_logprob``; M may be 0.
+        hidden: float32[P, H], the last hidden state (after the final norm) at the position before each, from which its
+            log-probability comes; H is 0 where it was not asked for, and for the first prompt token.
     """
 
     key: int
@@ -205,6 +209,7 @@ class LogprobRecord(msgspec.Struct, frozen=True, kw_only=True):
     top_ids: Int32Array
     top_logprobs: Float32Array
     extra_logprobs: Float32Array
+    hidden: Float32Array
 
 
 @dataclass(slots=True)

@@ -76,6 +76,8 @@ def _flags(request: GenerateRequest) -> int:
         flags |= RequestFlags.IGNORE_EOS
     if request.return_logprob:
         flags |= RequestFlags.RETURN_LOGPROB
+        if request.return_hidden_states:
+            flags |= RequestFlags.HIDDEN_STATES
     return int(flags)
 
 

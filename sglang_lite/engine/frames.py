@@ -126,7 +126,14 @@ def encode_output(columns: OutputColumns) -> Frame:
         header = _ENCODER.encode(Output(len(columns), [], columns.messages))
         return [header, _pack(columns, OUTPUT_COLUMNS)]
     shapes = [
-        (record.key, record.prompt, len(record.token_ids), record.top_ids.shape[1], record.extra_logprobs.shape[1])
+        (
+            record.key,
+            record.prompt,
+            len(record.token_ids),
+            record.top_ids.shape[1],
+            record.extra_logprobs.shape[1],
+            record.hidden.shape[1],
+        )
         for record in columns.logprobs
     ]
     header = _ENCODER.encode(Output(len(columns), shapes, columns.messages))
@@ -217,17 +224,19 @@ def _pack_logprobs(records: list[LogprobRecord]) -> bytes:
         arrays.append(np.ascontiguousarray(record.top_ids, _INT32))
         arrays.append(np.ascontiguousarray(record.top_logprobs, _FLOAT32))
         arrays.append(np.ascontiguousarray(record.extra_logprobs, _FLOAT32))
+        arrays.append(np.ascontiguousarray(record.hidden, _FLOAT32))
     return b"".join([array.tobytes() for array in arrays])
 
 
 def _unpack_logprobs(header: Output, buffer: bytes) -> list[LogprobRecord]:
     records = []
     offset = 0
-    for key, prompt, positions, top, extra in header.logprobs:
-        if min(positions, top, extra) < 0:
+    for key, prompt, positions, top, extra, hidden in header.logprobs:
+        if min(positions, top, extra, hidden) < 0:
             raise FrameError("log-probability record with a negative size")
         views = []
-        for dtype, width in ((_INT32, 1), (_FLOAT32, 1), (_INT32, top), (_FLOAT32, top), (_FLOAT32, extra)):
+        widths = ((_INT32, 1), (_FLOAT32, 1), (_INT32, top), (_FLOAT32, top), (_FLOAT32, extra), (_FLOAT32, hidden))
+        for dtype, width in widths:
             views.append(_view(buffer, dtype, positions * width, offset, exact=False))
             offset += positions * width * 4
         records.append(
@@ -239,6 +248,7 @@ def _unpack_logprobs(header: Output, buffer: bytes) -> list[LogprobRecord]:
                 top_ids=views[2].reshape(positions, top),
                 top_logprobs=views[3].reshape(positions, top),
                 extra_logprobs=views[4].reshape(positions, extra),
+                hidden=views[5].reshape(positions, hidden),
             )
         )
     if offset != len(buffer):

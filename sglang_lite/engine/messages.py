@@ -107,12 +107,12 @@ class Output(_Header, frozen=True, tag="output"):
     """Result of a step: ``count`` rows of columns in the first buffer, log-probabilities if any in the second.
 
     Attributes:
-        logprobs: one (key, prompt, positions, top, extra) for each record in the second buffer.
+        logprobs: one (key, prompt, positions, top, extra, hidden) for each record in the second buffer.
         messages: key -> text of a row that ended with an error.
     """
 
     count: int
-    logprobs: list[tuple[int, bool, int, int, int]] = []
+    logprobs: list[tuple[int, bool, int, int, int, int]] = []
     messages: dict[int, str] = {}
 
 

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from sglang_lite.scheduler.plan import LogprobRequest, ScoredPositions, StepPlan
-from sglang_lite.types import Int32Array, Int64Array
+from sglang_lite.types import Float32Array, Int32Array, Int64Array
 
 SLICE_BYTES = 64 << 20
 """Logits of prompt positions are computed this much at a time: a long prompt times the vocabulary is gigabytes."""
 
 
-def score_positions(logits: Tensor, token_ids: Int32Array, top: int, extra_ids: tuple[int, ...]) -> ScoredPositions:
+def score_positions(
+    logits: Tensor, token_ids: Int32Array, top: int, extra_ids: tuple[int, ...], hidden: Tensor | None = None
+) -> ScoredPositions:
     """Natural-log probabilities at P positions.
 
     Args:
@@ -23,6 +25,7 @@ def score_positions(logits: Tensor, token_ids: Int32Array, top: int, extra_ids: 
         token_ids: int32[P]; -1 scores as NaN.
         top: alternatives per position.
         extra_ids: further tokens scored at every position.
+        hidden: [P, H], the states behind the logits where they are wanted.
     """
     log_total = logits.logsumexp(dim=-1, keepdim=True)
     tokens = torch.from_numpy(token_ids).long().unsqueeze(1).to(logits.device)
@@ -34,7 +37,16 @@ def score_positions(logits: Tensor, token_ids: Int32Array, top: int, extra_ids: 
         top_ids=top_ids.int().cpu().numpy(),
         top_logprobs=(top_values - log_total).cpu().numpy(),
         extra_logprobs=extra.cpu().numpy(),
+        hidden=_on_host(hidden, len(token_ids)),
     )
+
+
+def _on_host(hidden: Tensor | None, positions: int) -> Float32Array:
+    """A copy, because the step's own memory is used again by the next one."""
+    if hidden is None:
+        return np.empty((positions, 0), dtype=np.float32)
+    states: Float32Array = hidden.to("cpu", torch.float32, copy=True).numpy()
+    return states
 
 
 def concatenate(parts: list[ScoredPositions]) -> ScoredPositions:
@@ -46,6 +58,7 @@ def concatenate(parts: list[ScoredPositions]) -> ScoredPositions:
         top_ids=np.concatenate([part.top_ids for part in parts]),
         top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
         extra_logprobs=np.concatenate([part.extra_logprobs for part in parts]),
+        hidden=np.concatenate([part.hidden for part in parts]),
     )
 
 
@@ -95,13 +108,17 @@ class LogprobScorer:
         shift = int(ends[row]) - int(plan.kv_lens[row]) - 1
         for start in range(request.prompt_start, request.prompt_stop, self._slice):
             stop = min(start + self._slice, request.prompt_stop)
-            logits = self._compute_logits(hidden[start + shift : stop + shift])
+            states = hidden[start + shift : stop + shift]
+            logits = self._compute_logits(states)
             ids = request.prompt_token_ids[start - request.prompt_start : stop - request.prompt_start]
-            parts.append(score_positions(logits, ids, request.top, request.token_ids))
+            kept = states if request.hidden else None
+            parts.append(score_positions(logits, ids, request.top, request.token_ids, kept))
         if request.output and raw_logits is not None:
             position = int(np.flatnonzero(plan.sample_index == row)[0])
             span = slice(position, position + 1)
-            parts.append(score_positions(raw_logits[span], tokens[span], request.top, request.token_ids))
+            end = int(ends[row])
+            kept = hidden[end - 1 : end] if request.hidden else None
+            parts.append(score_positions(raw_logits[span], tokens[span], request.top, request.token_ids, kept))
         if not parts:
             empty = raw_logits if raw_logits is not None else self._compute_logits(hidden[:1])
             return score_positions(empty[:0], tokens[:0], request.top, request.token_ids)

@@ -47,6 +47,7 @@ class _Scores(msgspec.Struct, frozen=True, array_like=True):
     output: bool
     top: int
     token_ids: tuple[int, ...]
+    hidden: bool
 
 
 class _PlanHeader(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
@@ -77,6 +78,7 @@ def encode_plan(plan: StepPlan) -> PlanFrame:
             request.output,
             request.top,
             request.token_ids,
+            request.hidden,
         )
         for request in plan.logprobs
     ]
@@ -122,6 +124,7 @@ def decode_plan(frame: Sequence[bytes]) -> StepPlan | None:
             output=score.output,
             top=score.top,
             token_ids=score.token_ids,
+            hidden=score.hidden,
         )
         for score in header.scores
     ]

@@ -15,7 +15,7 @@ from sglang_lite.frontend.detokenizer import IncrementalDetokenizer
 from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput, TokenLogprobs
 from sglang_lite.frontend.stop import StopChecker
 from sglang_lite.frontend.tokenizer import Tokenizer
-from sglang_lite.types import FinishCode, LogprobRecord, OutputColumns, RequestError
+from sglang_lite.types import FinishCode, Float32Array, LogprobRecord, OutputColumns, RequestError
 
 _RUNNING = int(FinishCode.RUNNING)
 _ERROR_TYPES = {
@@ -34,7 +34,7 @@ class SequenceState:
         key: the engine's key of the sequence.
         waiter: free for the owner, such as an event to set when the state changes.
         finish_reason: None while running.
-        output_ids, output_logprobs, input_logprobs: grow by appending.
+        output_ids, output_logprobs, input_logprobs, hidden_states: grow by appending.
         received_at, first_token_at, finished_at: on the clock of the ``now`` arguments.
         parts: stable text so far, in pieces.
         wake_every: output tokens between two notices to a streaming reader.
@@ -52,6 +52,7 @@ class SequenceState:
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     input_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    hidden_states: list[Float32Array] = field(default_factory=list)
     cached_tokens: int = 0
     retractions: int = 0
     first_token_at: float | None = None
@@ -206,6 +207,7 @@ class OutputProcessor:
             retractions=state.retractions,
             input_logprobs=state.input_logprobs,
             output_logprobs=state.output_logprobs,
+            hidden_states=state.hidden_states,
             received_at=state.received_at,
             first_token_at=state.first_token_at,
             finished_at=state.finished_at,
@@ -269,6 +271,8 @@ class OutputProcessor:
             state = self._states.get(record.key)
             if state is None:
                 continue
+            if record.hidden.shape[1] and (record.prompt or len(state.output_logprobs) < len(state.output_ids)):
+                state.hidden_states.append(record.hidden.copy())  # a view would keep the whole frame alive
             if record.prompt:
                 state.input_logprobs.extend(_positions(record, state.request.token_ids_logprob))
             elif len(state.output_logprobs) < len(state.output_ids):

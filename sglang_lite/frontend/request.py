@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_lite.types import SamplingParams
+from sglang_lite.types import Float32Array, SamplingParams
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,6 +18,7 @@ class GenerateRequest:
         request_id: what the client calls it (``rid``); unique among live requests.
         prompt_field: where the client wrote the prompt, such as ``messages`` or ``text[2]``; error messages name it.
         logprob_start_len: first prompt position to score, -1 for none.
+        return_hidden_states: with ``return_logprob``, also the hidden state behind each log-probability.
         namespace: prefix-cache name space (``cache_salt`` and ``extra_key``).
         adapter: name of the low-rank adapter, None for the base model.
         timeout: seconds until the request is ended, None for the server's default.
@@ -35,6 +36,7 @@ class GenerateRequest:
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
     token_ids_logprob: tuple[int, ...] = ()
+    return_hidden_states: bool = False
     priority: int = 0
     namespace: str = ""
     adapter: str | None = None
@@ -107,6 +109,8 @@ class GenerationOutput:
         completion_tokens: output tokens counted, the end token included.
         cached_tokens: prompt tokens served from the prefix cache.
         input_logprobs, output_logprobs: when asked for.
+        hidden_states: float32[P, H] blocks of the states behind the scored positions, in their order (the first prompt
+            position has none); the state behind an output token is the one it was drawn from.
     """
 
     request_id: str
@@ -119,6 +123,7 @@ class GenerationOutput:
     retractions: int = 0
     input_logprobs: list[TokenLogprobs] = field(default_factory=list)
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    hidden_states: list[Float32Array] = field(default_factory=list)
     received_at: float = 0.0
     first_token_at: float | None = None
     finished_at: float | None = None

@@ -8,7 +8,7 @@ from sglang_lite.scheduler.plan import LogprobRequest, ScoredPositions, StepOutp
 from sglang_lite.scheduler.request import Request, Special
 from sglang_lite.scheduler.sampling import SampleSet
 from sglang_lite.scheduler.state import Chunk, InFlight, SchedulerState
-from sglang_lite.types import Int32Array, LogprobRecord
+from sglang_lite.types import Int32Array, LogprobRecord, RequestFlags
 
 
 def logprob_requests(
@@ -40,7 +40,8 @@ def logprob_requests(
         prompt = state.table.token_ids[request.row, begin:stop].copy()
         top = int(request.params["top_logprobs"])
         ids = request.extras.token_ids_logprob
-        logprobs.append(LogprobRequest(row_index, request.key, begin, stop, prompt, output, top, ids))
+        hidden = bool(request.params["flags"] & RequestFlags.HIDDEN_STATES)
+        logprobs.append(LogprobRequest(row_index, request.key, begin, stop, prompt, output, top, ids, hidden))
     return logprobs, [wanted[row_index][0] for row_index in sorted(wanted)]
 
 
@@ -79,6 +80,7 @@ def _record(
         top_ids=scores.top_ids[start:stop],
         top_logprobs=scores.top_logprobs[start:stop],
         extra_logprobs=scores.extra_logprobs[start:stop],
+        hidden=scores.hidden[start:stop],
     )
 
 
@@ -92,4 +94,5 @@ def _unscored(key: int, token_ids: Int32Array) -> LogprobRecord:
         top_ids=np.empty((1, 0), dtype=np.int32),
         top_logprobs=np.empty((1, 0), dtype=np.float32),
         extra_logprobs=np.empty((1, 0), dtype=np.float32),
+        hidden=np.empty((1, 0), dtype=np.float32),
     )

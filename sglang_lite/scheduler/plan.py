@@ -62,6 +62,7 @@ class LogprobRequest:
         output: whether the sampled token is scored too.
         top: how many alternatives.
         token_ids: further ids to score at every position.
+        hidden: whether the hidden states behind the scores are wanted as well.
     """
 
     row_index: int
@@ -72,6 +73,7 @@ class LogprobRequest:
     output: bool
     top: int
     token_ids: tuple[int, ...] = ()
+    hidden: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -141,12 +143,14 @@ class ScoredPositions:
         logprobs: float32[P].
         top_ids, top_logprobs: int32[P, K], float32[P, K].
         extra_logprobs: float32[P, M].
+        hidden: float32[P, H], the states that were scored; H is 0 unless they were asked for.
     """
 
     logprobs: Float32Array
     top_ids: Int32Array
     top_logprobs: Float32Array
     extra_logprobs: Float32Array
+    hidden: Float32Array
 
 
 @dataclass(slots=True, frozen=True)

@@ -212,4 +212,5 @@ def _score(wanted: LogprobRequest, plan: StepPlan, tokens: Int32Array) -> Scored
         top_ids=top,
         top_logprobs=-top.astype(np.float32),
         extra_logprobs=-extra,
+        hidden=np.zeros((len(scored), 2 if wanted.hidden else 0), dtype=np.float32),
     )

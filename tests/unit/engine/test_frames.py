@@ -72,6 +72,7 @@ def request_columns(draw: st.DrawFn) -> RequestColumns:
 @st.composite
 def logprob_records(draw: st.DrawFn) -> LogprobRecord:
     positions, top, extra = draw(st.integers(0, 4)), draw(st.integers(0, 3)), draw(st.integers(0, 2))
+    hidden = draw(st.integers(0, 3))
     return LogprobRecord(
         key=draw(st.integers(-(2**63), 2**63 - 1)),
         prompt=draw(st.booleans()),
@@ -80,6 +81,7 @@ def logprob_records(draw: st.DrawFn) -> LogprobRecord:
         top_ids=draw(hnp.arrays(np.int32, (positions, top))),
         top_logprobs=draw(hnp.arrays(np.float32, (positions, top))),
         extra_logprobs=draw(hnp.arrays(np.float32, (positions, extra))),
+        hidden=draw(hnp.arrays(np.float32, (positions, hidden))),
     )
 
 
@@ -117,7 +119,7 @@ def test_output_columns_survive_the_wire(columns: OutputColumns) -> None:
     assert len(received.logprobs) == len(columns.logprobs)
     for record, expected in zip(received.logprobs, columns.logprobs, strict=True):
         assert (record.key, record.prompt) == (expected.key, expected.prompt)
-        for name in ("token_ids", "logprobs", "top_ids", "top_logprobs", "extra_logprobs"):
+        for name in ("token_ids", "logprobs", "top_ids", "top_logprobs", "extra_logprobs", "hidden"):
             np.testing.assert_array_equal(getattr(record, name), getattr(expected, name))
             assert getattr(record, name).shape == getattr(expected, name).shape
 

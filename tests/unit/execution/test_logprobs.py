@@ -47,7 +47,7 @@ def test_prompt_positions_come_from_the_token_before(monkeypatch: pytest.MonkeyP
     other, sequence = PlannedSequence(0), PlannedSequence(1)
     maker.plan([], [(other, [10, 11]), (sequence, [65, 66, 67])])
     chunk = [68, 69, 70, 71]
-    request = LogprobRequest(1, 9, 4, 7, np.array([69, 70, 5], dtype=np.int32), True, 1, (94,))
+    request = LogprobRequest(1, 9, 4, 7, np.array([69, 70, 5], dtype=np.int32), True, 1, (94,), hidden=True)
     plan = maker.plan([other], [(sequence, chunk)], logprobs=[request])
     hidden = torch.tensor([[20.0], *([float(token)] for token in chunk)])
     scorer = LogprobScorer(lambda rows: torch.stack([chain_logits(int(row)) for row in rows[:, 0]]), VOCAB)
@@ -56,6 +56,9 @@ def test_prompt_positions_come_from_the_token_before(monkeypatch: pytest.MonkeyP
     np.testing.assert_allclose(scored.logprobs, [-0.84412, -0.84412, -6.49953, -0.84412], atol=1e-4)
     np.testing.assert_array_equal(scored.top_ids[:, 0], [69, 70, 71, 72])
     assert scored.extra_logprobs.shape == (4, 1)
+    np.testing.assert_array_equal(scored.hidden, [[68], [69], [70], [71]])
+    bare = replace(plan, logprobs=[replace(request, hidden=False)])
+    assert scorer.score(bare, hidden, raw, np.array([21, 72], dtype=np.int32))[0].hidden.shape == (4, 0)
 
 
 def test_nothing_asked_for_gives_no_records() -> None:

@@ -28,7 +28,7 @@ ARRAYS = (
 
 def make_plan() -> StepPlan:
     table = np.arange(24, dtype=np.int32).reshape(3, 8)
-    scored = LogprobRequest(2, 77, 3, 5, np.array([8, 9], dtype=np.int32), True, 4, (1, 2))
+    scored = LogprobRequest(2, 77, 3, 5, np.array([8, 9], dtype=np.int32), True, 4, (1, 2), hidden=True)
     return StepPlan(
         step=41,
         num_decode=2,

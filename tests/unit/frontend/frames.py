@@ -53,4 +53,5 @@ def scores(key: int, token_ids: list[int], *, prompt: bool = False, top: int = 2
         top_ids=(ids[:, None] + np.arange(top)).astype(np.int32),
         top_logprobs=(values[:, None] - np.arange(top)).astype(np.float32),
         extra_logprobs=(values[:, None] - np.arange(extra)).astype(np.float32),
+        hidden=np.empty((len(token_ids), 0), np.float32),
     )
