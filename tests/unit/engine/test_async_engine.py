@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import stat
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,12 @@ async def test_requests_of_one_turn_share_a_frame(engine: AsyncEngine, monkeypat
     frames: list[RequestColumns] = []
     client: Any = engine._client
     submit = client.submit
-    monkeypatch.setattr(client, "submit", lambda columns: (frames.append(columns), submit(columns))[1])
+
+    def recorded(columns: RequestColumns, wanted: Sequence[int | None] = ()) -> None:
+        frames.append(columns)
+        submit(columns, wanted)
+
+    monkeypatch.setattr(client, "submit", recorded)
     await asyncio.gather(*(run(engine, ask(f"turn_{i}", "A", 2)) for i in range(32)))
     assert [len(frame) for frame in frames] == [32]
 
