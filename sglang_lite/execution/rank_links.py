@@ -27,6 +27,9 @@ _HEARTBEAT_MS = 2_000
 _SILENCE_MS = 10_000
 """A connection without an answer to heartbeats for this long is gone."""
 
+_LAST_FRAME_SECONDS = 2.0
+"""How long a follower whose connection ended may take to find the frame that told it to stop."""
+
 _EXIT_CODE_SECONDS = 1.0
 """How long a lost process may take to have an exit code that says why."""
 
@@ -143,7 +146,7 @@ class FollowerLink:
 
     Args:
         plans, reports: rank 0's endpoints.
-        on_loss: called in a thread of its own when rank 0 is gone.
+        on_loss: called in a thread of its own when rank 0 is gone, unless the follower has ended by then.
     """
 
     def __init__(self, context: Context, plans: str, reports: str, on_loss: Callable[[], None]) -> None:
@@ -172,6 +175,8 @@ class FollowerLink:
 
     def _watch(self) -> None:
         self._monitor.poll()
+        # Rank 0 closes the connection behind its last frame, which may still be in the queue or on its way to it.
+        threading.Event().wait(_LAST_FRAME_SECONDS)
         self._on_loss()
 
 
