@@ -129,7 +129,8 @@ class RequestExtras(msgspec.Struct, frozen=True, kw_only=True):
 
     ``namespace`` separates prefix caches (cache salt, adapter); the empty string is the shared one.
     ``adapter_slot`` says where the request's low-rank adapter is loaded. ``grammar`` names a grammar that was sent
-    before (``grammar.identity``); the empty string is none.
+    before (``grammar.identity``); the empty string is none. ``tenant`` is who pays for the request under fair
+    scheduling, and ``tenant_weight`` (> 0) the share that tenant has a right to.
     """
 
     stop_token_ids: tuple[int, ...] = ()
@@ -138,6 +139,8 @@ class RequestExtras(msgspec.Struct, frozen=True, kw_only=True):
     token_ids_logprob: tuple[int, ...] = ()
     adapter_slot: int = NO_ADAPTER
     grammar: str = ""
+    tenant: str = ""
+    tenant_weight: float = 1.0
 
 
 EMPTY_EXTRAS = RequestExtras()
@@ -212,6 +215,30 @@ class LogprobRecord(msgspec.Struct, frozen=True, kw_only=True):
     hidden: Float32Array
 
 
+class RequestTimeline(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Where the time of a request went, as the scheduler recorded it. Seconds of the core's clock.
+
+    Sent when the prompt is computed, again when it is computed again after a preemption, and at an end before that.
+
+    Attributes:
+        queue_seconds: from admission to the first chunk; requeue_seconds: waits after preemptions.
+        waits: cause (``scheduler.waits.CAUSES``) -> seconds; they add up to the two above.
+        prefill_seconds: from the first chunk to the first token, and the same after preemptions.
+        prefill_chunks, computed_tokens: chunks, and the positions they computed.
+        cached_tokens: prompt tokens found in the prefix cache.
+        preemptions: how often the request lost its pages.
+    """
+
+    queue_seconds: float = 0.0
+    requeue_seconds: float = 0.0
+    waits: dict[str, float] = {}
+    prefill_seconds: float = 0.0
+    prefill_chunks: int = 0
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
 @dataclass(slots=True)
 class OutputColumns:
     """What leaves the engine core after a step: N (request, token) pairs as columns.
@@ -225,6 +252,7 @@ class OutputColumns:
         retractions: uint8[N], how often the request was preempted so far (saturating).
         logprobs: records for the requests that asked for them.
         messages: key -> text for the rare rows that end with ``ERROR`` or ``TOO_LONG``.
+        timelines: key -> record of the requests whose prompt was computed, or that ended before it was.
     """
 
     key: Int64Array
@@ -235,6 +263,7 @@ class OutputColumns:
     retractions: UInt8Array
     logprobs: list[LogprobRecord] = field(default_factory=list)
     messages: dict[int, str] = field(default_factory=dict)
+    timelines: dict[int, RequestTimeline] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.key)

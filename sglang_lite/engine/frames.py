@@ -123,7 +123,7 @@ def encode_control(header: ControlCommand | ControlEvent) -> Frame:
 def encode_output(columns: OutputColumns) -> Frame:
     """Egress frame of one step."""
     if not columns.logprobs:
-        header = _ENCODER.encode(Output(len(columns), [], columns.messages))
+        header = _ENCODER.encode(Output(len(columns), [], columns.messages, columns.timelines))
         return [header, _pack(columns, OUTPUT_COLUMNS)]
     shapes = [
         (
@@ -136,7 +136,7 @@ def encode_output(columns: OutputColumns) -> Frame:
         )
         for record in columns.logprobs
     ]
-    header = _ENCODER.encode(Output(len(columns), shapes, columns.messages))
+    header = _ENCODER.encode(Output(len(columns), shapes, columns.messages, columns.timelines))
     return [header, _pack(columns, OUTPUT_COLUMNS), _pack_logprobs(columns.logprobs)]
 
 
@@ -170,7 +170,7 @@ def decode_event(frame: Sequence[bytes]) -> Event:
     _expect_parts(frame, 3 if header.logprobs else 2)
     columns = _unpack(frame[1], OUTPUT_COLUMNS, header.count)
     logprobs = _unpack_logprobs(header, frame[2]) if header.logprobs else []
-    return OutputColumns(**columns, logprobs=logprobs, messages=header.messages)
+    return OutputColumns(**columns, logprobs=logprobs, messages=header.messages, timelines=header.timelines)
 
 
 def _decode_header(decoder: msgspec.msgpack.Decoder[_Header], frame: Sequence[bytes]) -> _Header:

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
-from sglang_lite.types import RequestExtras
+from sglang_lite.types import RequestExtras, RequestTimeline
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
@@ -109,11 +109,13 @@ class Output(_Header, frozen=True, tag="output"):
     Attributes:
         logprobs: one (key, prompt, positions, top, extra, hidden) for each record in the second buffer.
         messages: key -> text of a row that ended with an error.
+        timelines: key -> record of a request.
     """
 
     count: int
     logprobs: list[tuple[int, bool, int, int, int, int]] = []
     messages: dict[int, str] = {}
+    timelines: dict[int, RequestTimeline] = {}
 
 
 class Reply(_Header, frozen=True, tag="reply"):

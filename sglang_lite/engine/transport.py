@@ -111,6 +111,7 @@ def select_rows(columns: OutputColumns, mask: np.typing.NDArray[np.bool_]) -> Ou
         retractions=columns.retractions[mask],
         logprobs=[record for record in columns.logprobs if record.key in keys],
         messages={key: text for key, text in columns.messages.items() if key in keys},
+        timelines={key: record for key, record in columns.timelines.items() if key in keys},
     )
 
 

@@ -28,6 +28,8 @@ def admit(state: SchedulerState, columns: RequestColumns, now: float, matchers: 
     keys, limits = columns.key.tolist(), columns.max_new_tokens.tolist()
     ends = np.cumsum(columns.num_tokens).tolist()
     start = 0
+    state.waits.advance(now)
+    reading = state.waits.reading()
     for index, end in enumerate(ends):
         tokens = columns.token_ids[start:end]
         start = end
@@ -42,7 +44,9 @@ def admit(state: SchedulerState, columns: RequestColumns, now: float, matchers: 
             params["max_new_tokens"][index] = state.config.max_sequence_tokens - len(tokens)
         state.next_order += 1
         extras = columns.extras.get(index, EMPTY_EXTRAS)
-        request = Request(params[index], special[index], tokens, state.next_order, now, extras, matchers.get(index))
+        request = Request(
+            params[index], special[index], tokens, state.next_order, now, extras, matchers.get(index), reading
+        )
         request.admitted_before = state.queue.num_admitted
         state.requests[key] = request
         state.queue.push(request)

@@ -91,6 +91,7 @@ def _commit_chunks(state: SchedulerState, chunks: list[Chunk]) -> OutputColumns:
             continue
         request = chunk.request
         request.computed = chunk.stop
+        request.timeline.add_chunk(chunk.stop - chunk.start)
         request.scored = max(request.scored, min(chunk.stop + 1, request.prompt_length))
         if not chunk.completes:
             continue
@@ -98,6 +99,8 @@ def _commit_chunks(state: SchedulerState, chunks: list[Chunk]) -> OutputColumns:
             lifecycle.end(state, request, FinishCode.LENGTH, keep=True)
             outbox.add(request, FinishCode.LENGTH)
             continue
+        request.timeline.prefilled(state.now)
+        lifecycle.note_timeline(state, request)
         state.table.set_state(request, RequestState.DECODE)
         if state.table.length[request.row] > chunk.stop and state.table.token_ids[request.row, chunk.stop] >= 0:
             state.decode.stale |= state.pages.publish(request, chunk.stop)

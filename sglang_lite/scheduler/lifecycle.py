@@ -24,6 +24,7 @@ def start(state: SchedulerState, request: Request, prefix: PrefixUse, own: Int32
         request.cached_tokens = prefix.reported
         state.counters.prompt_tokens += request.prompt_length
         state.counters.cached_tokens += prefix.reported
+    request.timeline.start(now, state.waits, first=request.started is None)
     if request.started is None:
         request.started = now
         if state.config.running_timeout > 0:
@@ -48,6 +49,7 @@ def preempt(state: SchedulerState, request: Request) -> None:
     _leave(state, request, RequestState.PENDING, written_tokens(state, request))
     request.retractions += 1
     request.tokens = tokens
+    request.timeline.queue(state.now, state.waits)
     state.queue.push(request)
 
 
@@ -57,6 +59,8 @@ def end(state: SchedulerState, request: Request, code: FinishCode, *, keep: bool
     Args:
         keep: publish its full pages (a normal end) instead of freeing them.
     """
+    if request.state is not RequestState.DECODE:
+        note_timeline(state, request)
     after = RequestState.ABORTED if code in _ABORTING_CODES else RequestState.FINISHED
     if request.waiting:
         state.queue.remove(request)
@@ -65,6 +69,11 @@ def end(state: SchedulerState, request: Request, code: FinishCode, *, keep: bool
         _leave(state, request, after, written_tokens(state, request) if keep else 0)
     del state.requests[request.key]
     state.counters.finished[code] += 1
+
+
+def note_timeline(state: SchedulerState, request: Request) -> None:
+    """Send the record of a request with the next outputs."""
+    state.timelines[request.key] = request.timeline.record(request, state.now, state.waits)
 
 
 def written_tokens(state: SchedulerState, request: Request) -> int:

@@ -61,4 +61,5 @@ def concatenate_outputs(first: OutputColumns, second: OutputColumns) -> OutputCo
         retractions=np.concatenate((first.retractions, second.retractions)),
         logprobs=first.logprobs + second.logprobs,
         messages={**first.messages, **second.messages},
+        timelines={**first.timelines, **second.timelines},
     )

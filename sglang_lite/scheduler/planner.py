@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sglang_lite.scheduler import lifecycle
+from sglang_lite.scheduler import lifecycle, waits
 from sglang_lite.scheduler.decode import DecodeStep
 from sglang_lite.scheduler.drafting import DraftStep
 from sglang_lite.scheduler.logprobs import logprob_requests
@@ -41,6 +41,7 @@ class Planner:
         starts = state.decode.page_starts()
         while not state.pages.reserve(len(starts)):
             if state.in_flight:
+                state.waits.cause = waits.PAGES
                 return None
             self._make_room()
             state.decode.refresh()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_lite.scheduler import lifecycle
+from sglang_lite.scheduler import lifecycle, waits
 from sglang_lite.scheduler.pages import PrefixUse
 from sglang_lite.scheduler.request import Request
 from sglang_lite.scheduler.state import Chunk, SchedulerState
@@ -33,8 +33,12 @@ def select_chunks(state: SchedulerState, now: float, *, admit: bool) -> tuple[li
             break
         chunks.append(_next_chunk(request, budget))
         budget -= chunks[-1].stop - chunks[-1].start
-    if admit and budget > 0 and len(chunks) < limit and len(state.queue) and state.table.num_free_rows:
-        _admit(state, now, budget, limit, chunks, copies)
+    state.waits.cause = waits.STEP
+    if len(state.queue):
+        if not admit:
+            state.waits.cause = waits.PAGES
+        else:
+            _admit(state, now, budget, limit, chunks, copies)
     state.prefilling = [request for request in state.prefilling if request.planned < request.target]
     return chunks, copies
 
@@ -62,12 +66,23 @@ def _admit(
     # Tokens of this batch count in full, even where only a part of them fits the step.
     uncached = sum(chunk.request.target - chunk.start for chunk in chunks)
     for request in state.queue.candidates(state.pages.match_length):
-        if budget <= 0 or len(chunks) >= limit or not state.table.num_free_rows:
+        if not state.table.num_free_rows:
+            state.waits.cause = waits.ROWS
+            return
+        if budget <= 0 or len(chunks) >= limit:
+            state.waits.cause = waits.PREFILL_BUDGET
             return
         prefix = state.pages.use_prefix(request)
         needed = len(request.tokens) - prefix.start
-        over_budget = bool(chunks) and uncached + needed > uncached_limit
-        if over_budget or _waits_for_prefix(state, request, prefix) or not _take_pages(state, request, prefix, now):
+        cause = None
+        if chunks and uncached + needed > uncached_limit:
+            cause = waits.PREFILL_BUDGET
+        elif _waits_for_prefix(state, request, prefix):
+            cause = waits.SHARED_PREFIX
+        elif not _take_pages(state, request, prefix, now):
+            cause = waits.PAGES
+        if cause is not None:
+            state.waits.cause = cause
             state.pages.unlock(request)
             return
         if prefix.copy_source >= 0:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from sglang_lite.scheduler.timelines import Timeline
+from sglang_lite.scheduler.waits import NO_READING, Reading
 from sglang_lite.types import EMPTY_EXTRAS, Int32Array, RequestColumns, RequestExtras, RequestFlags, UInt8Array
 
 if TYPE_CHECKING:
@@ -108,6 +110,7 @@ class Request:
         adapter_slot: where its low-rank adapter is loaded, ``NO_ADAPTER`` for none.
         admitted_before: requests the scheduler had admitted to run when this one arrived (a logical clock).
         started: time of the first chunk, None before it.
+        timeline: where its time went.
         matcher: where the output stands in its grammar, None without one. Kept over preemptions: the output is too.
     """
 
@@ -136,6 +139,7 @@ class Request:
         "state",
         "stop_token_ids",
         "target",
+        "timeline",
         "tokens",
     )
 
@@ -148,6 +152,7 @@ class Request:
         arrival: float,
         extras: RequestExtras,
         matcher: TokenMatcher | None = None,
+        reading: Reading = NO_READING,
     ) -> None:
         self.params = params
         self.key = int(params["key"])
@@ -172,6 +177,7 @@ class Request:
         self.node: Node | None = None
         self.admitted_before = 0
         self.started: float | None = None
+        self.timeline = Timeline(arrival, reading)
         self.stop_token_ids: tuple[int, ...] = ()
         if extras is not EMPTY_EXTRAS:
             if extras.stop_token_ids and not params["flags"] & RequestFlags.IGNORE_EOS:

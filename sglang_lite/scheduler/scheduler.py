@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sglang_lite.scheduler import admission, commit, lifecycle
+from sglang_lite.scheduler import admission, commit, lifecycle, waits
 from sglang_lite.scheduler.config import PauseMode, SchedulerConfig
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
 from sglang_lite.scheduler.planner import Planner
@@ -42,6 +42,7 @@ class Scheduler:
         Args:
             matchers: index of a request with a grammar -> its matcher, which the plans hand on to the executor.
         """
+        self._state.now = now
         admission.admit(self._state, columns, now, matchers)
         self._state.held_until = None
 
@@ -51,6 +52,7 @@ class Scheduler:
         Returns:
             How many of the keys were live.
         """
+        self._state.now = now
         requests = self._live(keys)
         for request in requests:
             self._end(request, FinishCode.ABORTED)
@@ -62,17 +64,25 @@ class Scheduler:
 
     def finish(self, keys: Iterable[int] | Int64Array, now: float) -> None:
         """End requests that the front found complete (a stop string). Their pages are published; nothing is sent."""
+        self._state.now = now
         for request in self._live(keys):
             lifecycle.end(self._state, request, FinishCode.STOP_TOKEN, keep=True)
+            self._state.timelines.pop(request.key, None)
 
     def plan(self, now: float) -> StepPlan | None:
         """Plan the next step, or None when there is nothing to run, or not before a commit, a time or a resume."""
         state = self._state
+        state.now = now
         for request, code in state.deadlines.expired(now):
             self._end(request, code)
-        if state.paused is not None or len(state.in_flight) >= self.config.max_in_flight:
+        state.waits.advance(now)
+        if state.paused is not None:
+            state.waits.cause = waits.PAUSE
+            return None
+        if len(state.in_flight) >= self.config.max_in_flight:
             return None
         if self._gathering(now):
+            state.waits.cause = waits.BATCHING
             return None
         return self._planner.plan(now)
 
@@ -82,19 +92,21 @@ class Scheduler:
         Raises:
             ValueError: ``output`` belongs to another plan.
         """
+        self._state.now = now
         columns = commit.commit(self._state, output)
         self._after_commit()
-        return columns
+        return self._with_timelines(columns)
 
     def fail(self, step: int, message: str, now: float) -> OutputColumns:
         """The executor failed for the oldest uncommitted plan: its requests end with ``ERROR``, the others go on."""
+        self._state.now = now
         columns = commit.fail(self._state, step, message)
         self._after_commit()
-        return columns
+        return self._with_timelines(columns)
 
     def drain_outputs(self) -> OutputColumns:
         """Ends that no commit reports: aborts, time-outs, rejections."""
-        return self._state.outbox.drain()
+        return self._with_timelines(self._state.outbox.drain())
 
     def maintain(self, max_pages: int) -> int:
         """Reclaim up to ``max_pages`` cached pages if the pool runs low, off the critical path.
@@ -123,6 +135,7 @@ class Scheduler:
 
         Steps in flight are still committed; a retraction waits for them.
         """
+        self._state.now = now
         self._state.paused = mode
         if mode == "abort":
             self.abort_all(now)
@@ -206,6 +219,11 @@ class Scheduler:
     def _end(self, request: Request, code: FinishCode) -> None:
         lifecycle.end(self._state, request, code, keep=False)
         self._state.outbox.add(request, code)
+
+    def _with_timelines(self, columns: OutputColumns) -> OutputColumns:
+        if self._state.timelines:
+            columns.timelines, self._state.timelines = self._state.timelines, {}
+        return columns
 
     def _after_commit(self) -> None:
         if self._retract_when_idle and not self._state.in_flight:

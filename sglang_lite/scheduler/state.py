@@ -18,7 +18,8 @@ from sglang_lite.scheduler.sampling import SampleSet
 from sglang_lite.scheduler.sharing import PrefillsInProgress
 from sglang_lite.scheduler.stats import Counters
 from sglang_lite.scheduler.table import RequestTable
-from sglang_lite.types import Int32Array
+from sglang_lite.scheduler.waits import WaitClock
+from sglang_lite.types import Int32Array, RequestTimeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class SchedulerState:
         in_flight: uncommitted plans, the oldest first.
         next_step: number of the next plan; next_order: arrival number of the last request.
         paused: mode of the pause, None while running.
+        waits: what the queue waits for; timelines: key -> record to send with the next outputs.
+        now: time of the call at hand, in seconds.
         held_until: time until which an idle scheduler lets a batch gather, None when it does not.
     """
 
@@ -92,6 +95,9 @@ class SchedulerState:
     next_order: int = 0
     paused: PauseMode | None = None
     held_until: float | None = None
+    waits: WaitClock = field(default_factory=WaitClock)
+    timelines: dict[int, RequestTimeline] = field(default_factory=dict)
+    now: float = 0.0
 
     @classmethod
     def create(cls, config: SchedulerConfig) -> SchedulerState:
