@@ -37,6 +37,7 @@ from sglang_lite.models.adapter_settings import NamedAdapter, adapter_settings
 from sglang_lite.types import OutputColumns, RequestError, StartupError
 
 Result = dict[str, Any]
+_Call = tuple[GenerateRequest, PreparedPrompt]
 
 WAIT_SECONDS = 0.05
 """Longest wait of one turn while requests are there but none can be planned yet."""
@@ -133,7 +134,8 @@ class Engine:
             sampling_params: SGLang's sampling parameters: one mapping for all prompts, or one for each.
             input_ids: token ids instead of ``prompt``: one list or a list of lists.
             lora_path: name of a loaded adapter for all prompts, or one (or None) for each.
-            stream: return an iterator of cumulative results instead; for a batch each has an ``index``.
+            stream: return an iterator of cumulative results instead; for a batch each has an ``index``. The input is
+                checked at once, and the sequences run from the first result that is asked for.
 
         Returns:
             ``{"text", "output_ids", "meta_info"}``, or a list of them for a batch or ``n`` > 1 (prompt-major).
@@ -154,10 +156,10 @@ class Engine:
             lora_path=lora_path,
         )
         requests, is_batch = build_requests(prompt, input_ids, options)
-        sequences = self._submit(requests, return_text_in_logprobs)
+        calls = [(request, self._prepare(request)) for request in requests]
         if stream:
-            return self._stream(sequences, is_batch)
-        results = self._collect(sequences)
+            return self._stream(calls, return_text_in_logprobs, is_batch)
+        results = self._collect(self._submit(calls, return_text_in_logprobs))
         return results if is_batch else results[0]
 
     def load_lora_adapter(self, lora_name: str, lora_path: str) -> None:
@@ -223,13 +225,12 @@ class Engine:
         if self._closed:
             raise RequestError("the engine was shut down; make a new one", status=503)
 
-    def _submit(self, requests: Sequence[GenerateRequest], with_token_text: bool) -> list[_Sequence]:
-        """Check all requests, then admit them together."""
-        prompts = [self._prepare(request) for request in requests]
+    def _submit(self, calls: Sequence[_Call], with_token_text: bool) -> list[_Sequence]:
+        """Admit the sequences of a call together."""
         token_text = self.tokenizer.token_text if with_token_text and self.tokenizer is not None else None
         sequences: list[_Sequence] = []
         try:
-            for request, prompt in zip(requests, prompts, strict=True):
+            for request, prompt in calls:
                 options = result_options(
                     request,
                     with_text=self.tokenizer is not None,
@@ -241,9 +242,9 @@ class Engine:
                 if request.adapter is not None:
                     with self._counting:
                         sequences[-1].adapter = self.adapters.acquire(request.adapter)
-            pairs = zip(sequences, prompts, strict=True)
             submissions = [
-                Submission(sequence.state.key, sequence.request, prompt, sequence.adapter) for sequence, prompt in pairs
+                Submission(sequence.state.key, request, prompt, sequence.adapter)
+                for sequence, (request, prompt) in zip(sequences, calls, strict=True)
             ]
             columns = build_columns(submissions)
         except (RequestError, OverflowError, TypeError, ValueError):
@@ -272,8 +273,13 @@ class Engine:
         pairs = zip(outputs, sequences, strict=True)
         return [generation_result(output, sequence.options) for output, sequence in pairs]
 
-    def _stream(self, sequences: Sequence[_Sequence], is_batch: bool) -> Iterator[Result]:
-        """Cumulative results as they come. Closing the iterator aborts what still runs."""
+    def _stream(self, calls: Sequence[_Call], with_token_text: bool, is_batch: bool) -> Iterator[Result]:
+        """Cumulative results as they come. Closing the iterator aborts what still runs.
+
+        Nothing is admitted before the first result is asked for: an iterator that nobody starts owns nothing.
+        """
+        self._check_open()
+        sequences = self._submit(calls, with_token_text)
         open_indices = set(range(len(sequences)))
         try:
             while open_indices:

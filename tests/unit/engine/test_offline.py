@@ -115,6 +115,17 @@ def test_streams_of_a_batch_carry_an_index(engine: Engine) -> None:
     assert last == {0: "BCD", 1: "123"}
 
 
+def test_a_stream_that_nobody_starts_owns_nothing(engine: Engine) -> None:
+    streams = [engine.generate(["A", "0"], GREEDY, stream=True) for _ in range(50)]
+    assert len(engine._processor) == 0
+    assert engine.load().num_running + engine.load().num_waiting == 0
+    with pytest.raises(RequestError):
+        engine.generate(input_ids=[], stream=True)  # what is wrong shows at once
+    assert [result["text"] for result in streams[0]][-1] in ("BCD", "123")
+    del streams
+    assert len(engine._processor) == 0
+
+
 def test_leaving_a_stream_frees_its_pages(engine: Engine) -> None:
     stream = engine.generate("A", {"temperature": 0, "max_new_tokens": 1000}, stream=True)
     next(stream)
