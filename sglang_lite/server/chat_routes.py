@@ -17,6 +17,7 @@ from sglang_lite.server.chat_prompt import chat_prompt
 from sglang_lite.server.context import ServerContext, context_of
 from sglang_lite.server.errors import json_response
 from sglang_lite.server.event_replies import reply_with_events
+from sglang_lite.server.fixed_frames import FixedFrame
 from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.identity import Identity
 from sglang_lite.server.openai_common import (
@@ -96,6 +97,7 @@ class ChatStreamWriter:
         self._sent_text = [0] * count
         self._sent_logprobs = [0] * count
         self._newest: list[GenerationOutput | None] = [None] * count
+        self._frames: dict[int, FixedFrame] = {}
 
     def _chunk(
         self,
@@ -118,6 +120,14 @@ class ChatStreamWriter:
             chunk["usage"] = self.usage()
         return chunk
 
+    def _frame(self, index: int) -> FixedFrame:
+        """The chunk of a choice that carries text alone."""
+        frame = self._frames.get(index)
+        if frame is None:
+            shape = self._chunk(index, {"reasoning_content": None, "content": FixedFrame.SLOT})
+            frame = self._frames[index] = FixedFrame(shape)
+        return frame
+
     def events(self, index: int, output: GenerationOutput) -> Iterator[Any]:
         """The chunks for a new snapshot."""
         first = self._newest[index] is None
@@ -128,6 +138,10 @@ class ChatStreamWriter:
         positions = output.output_logprobs[self._sent_logprobs[index] :] if self._call.logprobs else []
         if text or positions:
             self._sent_text[index] = len(output.text)
+            if not positions and not self._call.options.continuous_usage:
+                yield self._frame(index).encode(text)
+                text = ""
+        if text or positions:
             self._sent_logprobs[index] += len(positions)
             logprobs = chat_logprobs(positions, self._call.tokenizer) if positions else None
             yield self._chunk(index, {"reasoning_content": None, "content": text}, logprobs=logprobs)

@@ -10,13 +10,14 @@ from aiohttp import web
 
 from sglang_lite.frontend.fields import wrong_type
 from sglang_lite.frontend.openai_sampling import completion_sampling
-from sglang_lite.frontend.request import GenerateRequest, GenerationOutput, TokenLogprobs
+from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput, TokenLogprobs
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.server import fields
 from sglang_lite.server.bodies import read_object
 from sglang_lite.server.context import ServerContext, context_of
 from sglang_lite.server.errors import json_response
 from sglang_lite.server.event_replies import reply_with_events
+from sglang_lite.server.fixed_frames import FixedFrame
 from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.identity import Identity
 from sglang_lite.server.openai_common import (
@@ -136,6 +137,18 @@ def _echo_text(prompt: Prompt, tokenizer: Tokenizer | None) -> str:
     return tokenizer.decode(prompt, skip_special_tokens=True)
 
 
+def _text_choice(
+    index: int, text: str, logprobs: dict[str, Any] | None = None, reason: FinishReason | None = None
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": finish_name(reason),
+        "matched_stop": matched_stop(reason),
+    }
+
+
 class CompletionWriter:
     """Writes choices: whole ones, or what is new since the last event of each."""
 
@@ -146,6 +159,8 @@ class CompletionWriter:
         self._sent_logprobs = [0] * count
         self._offsets = [OffsetCounter() for _ in range(count)]
         self._newest: list[GenerationOutput | None] = [None] * count
+        self._is_plain = call.logprobs is None and not call.options.continuous_usage
+        self._frames: dict[int, FixedFrame] = {}
 
     def _new_logprobs(self, index: int, output: GenerationOutput) -> dict[str, Any] | None:
         call = self._call
@@ -190,13 +205,7 @@ class CompletionWriter:
             text = self._call.prompt_text(index) + text
         self._sent_text[index] = len(output.text)
         self._newest[index] = output
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": finish_name(output.finish_reason),
-            "matched_stop": matched_stop(output.finish_reason),
-        }
+        return _text_choice(index, text, logprobs, output.finish_reason)
 
     def usage(self) -> dict[str, Any]:
         """Usage so far."""
@@ -209,10 +218,20 @@ class CompletionWriter:
         )
         if output.finish_reason is None and nothing_new:
             return
-        chunk = {**self._call.header(), "choices": [self.choice(index, output)], "usage": None}
-        if self._call.options.continuous_usage:
-            chunk["usage"] = self.usage()
-        yield chunk
+        if self._is_plain and output.finish_reason is None and self._newest[index] is not None:
+            frame = self._frames.get(index)
+            if frame is None:
+                frame = self._frames[index] = FixedFrame(self._chunk(_text_choice(index, FixedFrame.SLOT)))
+            text = output.text[self._sent_text[index] :]
+            self._sent_text[index] = len(output.text)
+            self._newest[index] = output
+            yield frame.encode(text)
+            return
+        yield self._chunk(self.choice(index, output))
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        usage = self.usage() if self._call.options.continuous_usage else None
+        return {**self._call.header(), "choices": [choice], "usage": usage}
 
     def closing_events(self) -> Iterator[Any]:
         """The usage chunk, when asked for."""

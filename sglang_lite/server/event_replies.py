@@ -21,7 +21,10 @@ class EventWriter(Protocol):
     """Makes the events of one kind of reply; it remembers how much of each sequence was sent."""
 
     def events(self, index: int, output: GenerationOutput) -> Iterable[Any]:
-        """The events that a new snapshot of sequence ``index`` calls for; none when it shows nothing new."""
+        """The events that a new snapshot of sequence ``index`` calls for; none when it shows nothing new.
+
+        An event is an object or, where its shape is known beforehand, its JSON as bytes (``fixed_frames``).
+        """
 
     def closing_events(self) -> Iterable[Any]:
         """The events after the end of all sequences."""

@@ -39,12 +39,13 @@ class EventStream:
         await self._response.prepare(self._request)
 
     async def send(self, value: Any) -> None:
-        """Send one event with ``value`` as JSON.
+        """Send one event with ``value`` as JSON; bytes are JSON already.
 
         Raises:
             ConnectionError: the reader is gone.
         """
-        await self._write(b"data: " + encode_json(value) + b"\n\n")
+        data = value if type(value) is bytes else encode_json(value)
+        await self._write(b"data: %b\n\n" % data)
 
     async def done(self) -> None:
         """Send the ``[DONE]`` mark of a complete stream."""
