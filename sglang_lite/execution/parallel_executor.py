@@ -179,6 +179,8 @@ class RankLeader:
             self.failure = reason
             listeners = list(self._listeners)
         self._failed.set()
+        # Now, because a listener may end this process at once; nobody connects any more.
+        shutil.rmtree(self._directory, ignore_errors=True)
         for listener in listeners:
             listener(reason)
 

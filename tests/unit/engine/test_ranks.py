@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,12 @@ async def test_a_rank_killed_while_it_computes_ends_every_request_with_its_name(
             await finish(engine, ask("late"))
 
 
+def rank_directories() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("sglang-lite-ranks-*"))
+
+
 async def test_a_rank_killed_while_nothing_runs_ends_the_replica(model: Path) -> None:
+    before = rank_directories()
     async with await AsyncEngine.start(ServerConfig(**options(model, tp_size=2)), timeout=60) as engine:
         await finish(engine, ask("first"))
         (rank,) = ranks_of(engine)
@@ -97,6 +103,7 @@ async def test_a_rank_killed_while_nothing_runs_ends_the_replica(model: Path) ->
         assert engine.failure is not None
         assert "tensor parallel rank 1" in engine.failure
         assert "SIGKILL" in engine.failure
+    assert rank_directories() <= before
 
 
 async def test_the_ranks_leave_with_a_killed_core(model: Path) -> None:
