@@ -22,12 +22,6 @@ ADMINISTRATION = (
 
 _ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 _OTHERS = (
-    "/v1/embeddings",
-    "/v1/classify",
-    "/v1/score",
-    "/v1/rerank",
-    "/rerank",
-    "/encode",
     "/classify",
     "/v1/responses",
     "/v1/responses/{response}",

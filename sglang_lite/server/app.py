@@ -21,6 +21,8 @@ from sglang_lite.server.load_routes import add_load_routes
 from sglang_lite.server.metrics_routes import add_metrics_routes, engine_collector
 from sglang_lite.server.middleware import error_middleware, generation_middleware, metrics_middleware
 from sglang_lite.server.native_routes import add_native_routes
+from sglang_lite.server.pooling_routes import add_pooling_routes
+from sglang_lite.server.score_routes import add_score_routes
 from sglang_lite.server.tokenize_routes import add_tokenize_routes
 
 
@@ -53,6 +55,8 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_native_routes(app)
     add_completion_routes(app)
     add_chat_routes(app)
+    add_pooling_routes(app)
+    add_score_routes(app)
     add_tokenize_routes(app)
     add_absent_routes(app)
     if context.metrics is not None:

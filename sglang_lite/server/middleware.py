@@ -16,7 +16,19 @@ from sglang_lite.types import RequestError
 logger = logging.getLogger(__name__)
 
 
-_GENERATION_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/invocations"})
+_GENERATION_PATHS = frozenset(
+    {
+        "/generate",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/invocations",
+        "/v1/embeddings",
+        "/encode",
+        "/v1/score",
+        "/v1/rerank",
+        "/rerank",
+    }
+)
 _REASONS = {404: "Not Found", 405: "Method Not Allowed", 413: "Request Entity Too Large"}
 
 

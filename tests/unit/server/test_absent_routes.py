@@ -11,15 +11,9 @@ from tests.unit.server.test_routes import serving
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/v1/embeddings"),
         ("POST", "/v1/responses"),
         ("GET", "/v1/responses/resp_1"),
         ("POST", "/v1/responses/resp_1/cancel"),
-        ("POST", "/v1/rerank"),
-        ("PUT", "/v1/rerank"),
-        ("POST", "/v1/score"),
-        ("POST", "/v1/classify"),
-        ("POST", "/encode"),
         ("POST", "/api/chat"),
         ("GET", "/api/tags"),
         ("POST", "/update_weights_from_disk"),
@@ -44,4 +38,4 @@ async def test_anthropic_errors_have_their_envelope() -> None:
 async def test_absent_operator_endpoints_need_the_admin_key() -> None:
     async with serving(FakeEngine(admin_api_key="root")) as (client, _):
         assert (await client.post("/update_weights_from_disk", json={})).status == 401
-        assert (await client.post("/v1/embeddings", json={})).status == 501
+        assert (await client.post("/api/chat", json={})).status == 501

@@ -1,0 +1,1 @@
+"""Request bodies as types: they validate what comes in, and ``/openapi.json`` is made from them."""
