@@ -97,6 +97,14 @@ class ServerConfig(BaseModel):
     default_chat_template_kwargs: Annotated[
         dict[str, Any] | None, Option(_MODEL, "JSON object of chat template variables.", convert=values.json_object)
     ] = None
+    grammar_backend: Annotated[
+        Text,
+        Option(
+            _MODEL,
+            "Library of constrained outputs (pip install sglang-lite[grammar]); default: the first one installed.",
+            choices=("xgrammar", "llguidance", "none"),
+        ),
+    ] = None
     sampling_defaults: Annotated[
         str,
         Option(_MODEL, "Default sampling: from generation_config.json or OpenAI's.", choices=("model", "openai")),

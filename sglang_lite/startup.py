@@ -87,10 +87,19 @@ def check_options(config: ServerConfig) -> None:
             f"--served-model-name {config.served_model_name!r} must not contain ':' (it separates an adapter's name)"
         )
     _check_chat_template(config.chat_template)
+    _check_grammar_backend(config.grammar_backend)
     _check_ranks(config)
     _check_speculation(config)
     if config.is_disaggregated:
         _check_disaggregation(config)
+
+
+def _check_grammar_backend(name: str | None) -> None:
+    if name not in (None, "none") and importlib.util.find_spec(name) is None:
+        raise StartupError(
+            f"--grammar-backend {name}: the {name} package is not installed; pip install 'sglang-lite[grammar]', or "
+            f"--grammar-backend none"
+        )
 
 
 def check_device(config: ServerConfig) -> None:

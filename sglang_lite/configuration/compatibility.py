@@ -50,7 +50,7 @@ _IGNORED = {
         attention-backend bf16-gemm-backend crash-dump-folder cuda-graph-backend-decode
         cuda-graph-backend-prefill decode-attention-backend deepep-mode
         disaggregation-decode-allocation-policy disaggregation-decode-retraction-backup fp4-gemm-backend
-        fp8-gemm-backend grammar-backend hicache-host-memory-mode hicache-io-backend hicache-mem-layout
+        fp8-gemm-backend hicache-host-memory-mode hicache-io-backend hicache-mem-layout
         hicache-storage-backend-extra-config hicache-storage-prefetch-policy hicache-write-policy log-level-http
         log-requests-format mm-attention-backend moe-a2a-backend moe-runner-backend
         nsa-decode-backend nsa-prefill-backend otlp-traces-endpoint prefill-attention-backend reasoning-parser

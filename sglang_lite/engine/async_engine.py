@@ -15,6 +15,7 @@ from sglang_lite.config import ServerConfig
 from sglang_lite.engine.adapter_registry import AdapterRegistry, LoadedAdapter
 from sglang_lite.engine.batching import Submission, build_columns
 from sglang_lite.engine.client import FRONT, EngineClient, EngineDeadError
+from sglang_lite.engine.grammar_front import GrammarFront, grammar_compiler, require_compiler
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.launcher import CORE_COMMAND
 from sglang_lite.engine.limits import prepare_prompt
@@ -42,12 +43,13 @@ Progress = Callable[[str, float], None]
 
 @dataclass(slots=True, eq=False)
 class _LiveRequest:
-    """A request between ``generate`` and its end; ``state`` is None until it is tokenized."""
+    """A request between ``generate`` and its end; ``state`` is None until it is tokenized and its grammar compiled."""
 
     request: GenerateRequest
     state: SequenceState | None = None
     aborted: bool = False
     adapter: LoadedAdapter | None = None
+    compiling: asyncio.Task[str] | None = None
 
 
 class AsyncEngine:
@@ -78,6 +80,9 @@ class AsyncEngine:
         self._pool = TokenizationPool(tokenizer) if tokenizer is not None else None
         self._processor = OutputProcessor(tokenizer, stream_interval=config.stream_interval)
         self.adapters = AdapterRegistry(adapter_settings(config))
+        compiler = grammar_compiler(config, tokenizer, info.vocab_size, info.eos_token_ids)
+        self._compiler = compiler
+        self._grammars = None if compiler is None else GrammarFront(compiler, client.load_grammar)
         self._live: dict[str, _LiveRequest] = {}
         self._unsent: list[Submission] = []
         self._keys = itertools.count((FRONT << FRONT_SHIFT) + 1)
@@ -145,6 +150,8 @@ class AsyncEngine:
         await self._client.close(grace)
         if self._pool is not None:
             self._pool.close()
+        if self._grammars is not None:
+            await asyncio.to_thread(self._grammars.close)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationOutput, None]:
         """Generate one sequence.
@@ -163,7 +170,8 @@ class AsyncEngine:
                 live.adapter = self.adapters.acquire(request.adapter)
             token_ids = await self._token_ids(request)
             self._check_serving()
-            state = live.state = self._submit(live, token_ids)
+            grammar = await self._grammar(live)
+            state = live.state = self._submit(live, token_ids, grammar)
             reader: RequestReader = state.waiter
             while True:
                 await reader.wait()
@@ -183,14 +191,14 @@ class AsyncEngine:
             if request_id and name.startswith(request_id) and not (live.state and live.state.finish_reason)
         ]
         for live in found:
-            live.aborted = True
+            self._mark_aborted(live)
         self._abort_keys([live.state.key for live in found if live.state is not None])
         return bool(found)
 
     async def abort_all(self) -> int:
         """Abort everything the core has; returns how many requests that was."""
         for live in self._live.values():
-            live.aborted = True
+            self._mark_aborted(live)
         self._send_unsent()
         return await self._client.abort_all()
 
@@ -201,6 +209,8 @@ class AsyncEngine:
 
     async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
         """Load a low-rank adapter; requests may use it from then on.
+        if self._grammars is not None:
+            self._grammars.clear()
 
         Args:
             name: what requests call it.
@@ -297,7 +307,30 @@ class AsyncEngine:
             raise RequestError("the server has no tokenizer (--skip-tokenizer-init): send input_ids", field="text")
         return await self._pool.encode(request.text, add_special_tokens=request.add_special_tokens)
 
-    def _submit(self, live: _LiveRequest, token_ids: Sequence[int]) -> SequenceState:
+    async def _grammar(self, live: _LiveRequest) -> str:
+        """The name of the request's grammar once the engine has it; empty without one, and after an abort."""
+        grammar, sampling = live.request.sampling.grammar, live.request.sampling
+        if grammar is None:
+            return ""
+        require_compiler(self._compiler, grammar, self.info.eos_token_ids, ignore_eos=sampling.ignore_eos)
+        if self._grammars is None or live.aborted:
+            return ""
+        live.compiling = asyncio.create_task(self._grammars.ready(grammar))
+        try:
+            return await live.compiling
+        except asyncio.CancelledError:
+            if live.aborted and live.compiling.cancelled():
+                return ""
+            live.compiling.cancel()
+            raise
+
+    @staticmethod
+    def _mark_aborted(live: _LiveRequest) -> None:
+        live.aborted = True
+        if live.compiling is not None:
+            live.compiling.cancel()
+
+    def _submit(self, live: _LiveRequest, token_ids: Sequence[int], grammar: str) -> SequenceState:
         """Check the request and put it into the frame of this turn of the event loop."""
         request = live.request
         prompt = prepare_prompt(request, token_ids, self.info, allow_auto_truncate=self.config.allow_auto_truncate)
@@ -310,7 +343,7 @@ class AsyncEngine:
             return state
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._send_unsent)
-        self._unsent.append(Submission(key, request, prompt, live.adapter))
+        self._unsent.append(Submission(key, request, prompt, live.adapter, grammar))
         return state
 
     def _send_unsent(self) -> None:

@@ -21,6 +21,7 @@ class Submission:
     request: GenerateRequest
     prompt: PreparedPrompt
     adapter: LoadedAdapter | None = None
+    grammar: str = ""
 
 
 def build_columns(submissions: Sequence[Submission], default_timeout: float = 0.0) -> RequestColumns:
@@ -34,7 +35,7 @@ def build_columns(submissions: Sequence[Submission], default_timeout: float = 0.
     prompts = [submission.prompt for submission in submissions]
     extras = {}
     for index, submission in enumerate(submissions):
-        extra = _extras(submission.request, submission.adapter)
+        extra = _extras(submission.request, submission.adapter, submission.grammar)
         if extra != EMPTY_EXTRAS:
             extras[index] = extra
     return RequestColumns(
@@ -60,12 +61,13 @@ def build_columns(submissions: Sequence[Submission], default_timeout: float = 0.
     )
 
 
-def _extras(request: GenerateRequest, adapter: LoadedAdapter | None) -> RequestExtras:
+def _extras(request: GenerateRequest, adapter: LoadedAdapter | None, grammar: str) -> RequestExtras:
     return RequestExtras(
         stop_token_ids=() if request.sampling.ignore_eos else request.sampling.stop_token_ids,
         logit_bias=request.sampling.logit_bias or None,
         namespace=request.namespace if adapter is None else adapter.namespace + request.namespace,
         adapter_slot=NO_ADAPTER if adapter is None else adapter.slot,
+        grammar=grammar,
         token_ids_logprob=request.token_ids_logprob if request.return_logprob else (),
     )
 

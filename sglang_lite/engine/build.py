@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang_lite.config import ServerConfig
+from sglang_lite.engine.grammars import grammar_library
 from sglang_lite.engine.info import EngineInfo, KvCacheInfo, RecurrentStateInfo
 from sglang_lite.engine.parts import CoreParts, Report, make_scheduler
 from sglang_lite.execution.build import EngineLimits, build_executor
@@ -24,9 +25,10 @@ def build_core_parts(config: ServerConfig, report: Report) -> CoreParts:
     info = engine_info(config, description, limits)
     depth = 1 if config.disable_overlap_schedule else 2
     scheduler = make_scheduler(config, info)
+    grammars = grammar_library(config, info.vocab_size, info.eos_token_ids)
     if isinstance(executor, ParallelExecutor):
-        return CoreParts(scheduler, executor, info, depth, executor.watch)
-    return CoreParts(scheduler, executor, info, depth)
+        return CoreParts(scheduler, executor, info, depth, executor.watch, grammars)
+    return CoreParts(scheduler, executor, info, depth, grammars=grammars)
 
 
 def engine_info(config: ServerConfig, description: ModelDescription, limits: EngineLimits) -> EngineInfo:

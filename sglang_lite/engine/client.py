@@ -30,6 +30,7 @@ from sglang_lite.engine.messages import (
     Flush,
     Load,
     LoadAdapter,
+    LoadGrammar,
     Pause,
     PauseMode,
     Ping,
@@ -203,6 +204,18 @@ class EngineClient:
         reply = await self._call(lambda call: encode_control(UnloadAdapter(FRONT, call, slot)), ADAPTER_TIMEOUT)
         if not reply.ok:
             raise RequestError(reply.message, status=500)
+
+    async def load_grammar(self, identity: str, compiled: bytes) -> None:
+        """Send a compiled grammar.
+
+        Raises:
+            RequestError: 503, the engine cannot load it.
+        """
+        reply = await self._call(
+            lambda call: encode_control(LoadGrammar(FRONT, call, identity, compiled)), ADAPTER_TIMEOUT
+        )
+        if not reply.ok:
+            raise RequestError(f"the engine cannot load the grammar: {reply.message}", status=503)
 
     async def load(self) -> LoadSnapshot:
         """The core's load now."""

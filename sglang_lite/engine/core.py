@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from sglang_lite.engine.frames import Command, Keys
+from sglang_lite.engine.grammars import GrammarLibrary
 from sglang_lite.engine.load import LoadMeter
 from sglang_lite.engine.messages import (
     Abort,
@@ -18,6 +19,7 @@ from sglang_lite.engine.messages import (
     Flush,
     Load,
     LoadAdapter,
+    LoadGrammar,
     Pause,
     Ping,
     QueryLoad,
@@ -60,6 +62,7 @@ class EngineCore:
     Args:
         depth: plans in flight at once: 2 overlaps planning with execution, 1 does not.
         clock: monotonic time in seconds; the only clock the scheduler ever sees.
+        grammars: those of the requests; None when it serves none.
 
     Attributes:
         turn_started: when the running turn of the loop began, None while it waits for messages; another thread may
@@ -74,6 +77,7 @@ class EngineCore:
         *,
         depth: int = 2,
         clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarLibrary | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -82,9 +86,10 @@ class EngineCore:
         self._transport = transport
         self._depth = depth
         self._clock = clock
+        self._grammars = grammars
         self._submitted: deque[int] = deque()
         self._flushes: list[_PendingFlush] = []
-        self._adapter_changes: list[tuple[LoadAdapter | UnloadAdapter, Future[None]]] = []
+        self._adapter_changes: list[tuple[LoadAdapter | UnloadAdapter | LoadGrammar, Future[None]]] = []
         self._pauses: list[Pause] = []
         self._meter = LoadMeter(clock(), scheduler.config.max_running_requests)
         self._busy = False
@@ -191,7 +196,7 @@ class EngineCore:
         now = self._clock()
         match command:
             case RequestColumns():
-                self._scheduler.admit(command, now)
+                self._admit(command, now)
                 self._meter.worked()
             case Keys(header=Abort() as header, keys=keys):
                 self._reply(header, count=self._scheduler.abort(keys, now))
@@ -214,10 +219,33 @@ class EngineCore:
                 self._reply(command)
             case LoadAdapter() | UnloadAdapter():
                 self._change_adapter(command)
+            case LoadGrammar():
+                self._load_grammar(command)
             case Shutdown():
                 self._running = False
             case _:
                 assert_never(command)
+
+    def _admit(self, columns: RequestColumns, now: float) -> None:
+        """Admit requests; those with a grammar get a matcher of it."""
+        matchers, missing = {}, []
+        for index, extras in columns.extras.items():
+            if not extras.grammar:
+                continue
+            matcher = None if self._grammars is None else self._grammars.matcher(extras.grammar)
+            if matcher is None:
+                missing.append(int(columns.key[index]))
+            else:
+                matchers[index] = matcher
+        self._scheduler.admit(columns, now, matchers)
+        if missing:
+            self._scheduler.reject(missing, "the engine does not have the request's grammar any more; send it again")
+
+    def _load_grammar(self, command: LoadGrammar) -> None:
+        if self._grammars is None:
+            self._reply(command, ok=False, message="this engine takes no grammars")
+        else:
+            self._adapter_changes.append((command, self._grammars.load(command.identity, command.compiled)))
 
     def _change_adapter(self, command: LoadAdapter | UnloadAdapter) -> None:
         """Start loading or unloading; the answer follows when it is done."""
@@ -229,7 +257,7 @@ class EngineCore:
             self._adapter_changes.append((command, self._adapting.unload_adapter(command.slot)))
 
     def _confirm_adapters(self) -> None:
-        """Answer the changes of adapters that are done."""
+        """Answer the changes of adapters, and the grammars, that are done."""
         pending = []
         for command, future in self._adapter_changes:
             if not future.done():
@@ -237,7 +265,7 @@ class EngineCore:
                 continue
             error = future.exception()
             if error is not None and not isinstance(error, StartupError):
-                logger.error("adapter in slot %d: %s: %s", command.slot, type(error).__name__, error)
+                logger.error("%s: %s: %s", type(command).__name__, type(error).__name__, error)
             self._reply(command, ok=error is None, message="" if error is None else str(error))
         self._adapter_changes = pending
 
@@ -275,7 +303,7 @@ class EngineCore:
 
     def _reply(
         self,
-        header: Abort | AbortAll | Flush | Pause | Resume | Ping | LoadAdapter | UnloadAdapter,
+        header: Abort | AbortAll | Flush | Pause | Resume | Ping | LoadAdapter | UnloadAdapter | LoadGrammar,
         *,
         ok: bool = True,
         count: int = 0,

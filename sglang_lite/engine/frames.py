@@ -25,6 +25,7 @@ from sglang_lite.engine.messages import (
     Flush,
     Load,
     LoadAdapter,
+    LoadGrammar,
     Output,
     Pause,
     Ping,
@@ -97,7 +98,9 @@ class Keys:
     keys: Int64Array
 
 
-ControlCommand = AbortAll | Flush | Pause | Resume | QueryLoad | Ping | LoadAdapter | UnloadAdapter | Shutdown
+ControlCommand = (
+    AbortAll | Flush | Pause | Resume | QueryLoad | Ping | LoadAdapter | UnloadAdapter | LoadGrammar | Shutdown
+)
 Command = RequestColumns | Keys | ControlCommand
 ControlEvent = Reply | Load | Progress | Ready | Failure
 Event = OutputColumns | ControlEvent

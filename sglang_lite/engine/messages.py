@@ -99,6 +99,15 @@ class UnloadAdapter(_Header, frozen=True, tag="unload_adapter"):
     slot: int
 
 
+class LoadGrammar(_Header, frozen=True, tag="load_grammar"):
+    """Take a compiled grammar, which requests then name in their extras. Answered when it is there."""
+
+    front: int
+    call: int
+    identity: str
+    compiled: bytes
+
+
 class Shutdown(_Header, frozen=True, tag="shutdown"):
     """Leave the loop; requests still live are dropped."""
 
@@ -166,6 +175,7 @@ CommandHeader = (
     | Ping
     | LoadAdapter
     | UnloadAdapter
+    | LoadGrammar
     | Shutdown
 )
 EventHeader = Output | Reply | Load | Progress | Ready | Failure

@@ -23,10 +23,21 @@ from sglang_lite.engine.batching import Submission, build_columns
 from sglang_lite.engine.build import build_core_parts
 from sglang_lite.engine.core import EngineCore
 from sglang_lite.engine.frames import ControlEvent, Keys
+from sglang_lite.engine.grammar_front import grammar_compiler, require_compiler
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.limits import PreparedPrompt, prepare_prompt
 from sglang_lite.engine.local import LocalTransport
-from sglang_lite.engine.messages import Abort, Finish, Flush, Load, LoadAdapter, QueryLoad, Reply, UnloadAdapter
+from sglang_lite.engine.messages import (
+    Abort,
+    Finish,
+    Flush,
+    Load,
+    LoadAdapter,
+    LoadGrammar,
+    QueryLoad,
+    Reply,
+    UnloadAdapter,
+)
 from sglang_lite.engine.offline_requests import CallOptions, SamplingInput, build_requests
 from sglang_lite.engine.parts import Build
 from sglang_lite.engine.result import ResultOptions, generation_result, result_options
@@ -96,8 +107,11 @@ class Engine:
         self._processor = OutputProcessor(self.tokenizer, stream_interval=self.config.stream_interval)
         self._mailbox = _Mailbox()
         self._transport = LocalTransport(self._take_output, self._mailbox.put)
-        self._core = EngineCore(parts.scheduler, parts.executor, self._transport, depth=parts.depth)
+        self._core = EngineCore(
+            parts.scheduler, parts.executor, self._transport, depth=parts.depth, grammars=parts.grammars
+        )
         self.adapters = AdapterRegistry(adapter_settings(self.config))
+        self._compiler = grammar_compiler(self.config, self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
         self._counting = threading.Lock()
         self._news: set[int] = set()
         self._keys = itertools.count(1)
@@ -220,6 +234,8 @@ class Engine:
             if not self._closed:
                 self._closed = True
                 self._executor.close()
+                if self._compiler is not None:
+                    self._compiler.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -228,6 +244,7 @@ class Engine:
     def _submit(self, calls: Sequence[_Call], with_token_text: bool) -> list[_Sequence]:
         """Admit the sequences of a call together."""
         token_text = self.tokenizer.token_text if with_token_text and self.tokenizer is not None else None
+        grammars = [self._load_grammar(request) for request, _ in calls]
         sequences: list[_Sequence] = []
         try:
             for request, prompt in calls:
@@ -243,8 +260,8 @@ class Engine:
                     with self._counting:
                         sequences[-1].adapter = self.adapters.acquire(request.adapter)
             submissions = [
-                Submission(sequence.state.key, request, prompt, sequence.adapter)
-                for sequence, (request, prompt) in zip(sequences, calls, strict=True)
+                Submission(sequence.state.key, request, prompt, sequence.adapter, grammar)
+                for sequence, (request, prompt), grammar in zip(sequences, calls, grammars, strict=True)
             ]
             columns = build_columns(submissions)
         except (RequestError, OverflowError, TypeError, ValueError):
@@ -260,6 +277,19 @@ class Engine:
                 raise RequestError("the engine has no tokenizer (skip_tokenizer_init): pass input_ids", field="prompt")
             token_ids = self.tokenizer.encode(request.text or "", add_special_tokens=request.add_special_tokens)
         return prepare_prompt(request, token_ids, self.info, allow_auto_truncate=self.config.allow_auto_truncate)
+
+    def _load_grammar(self, request: GenerateRequest) -> str:
+        """The name of the request's grammar, which the core has by then; empty without one."""
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return ""
+        ignore_eos = request.sampling.ignore_eos
+        compiler = require_compiler(self._compiler, grammar, self.info.eos_token_ids, ignore_eos=ignore_eos)
+        compiled = compiler.submit(grammar).result()
+        reply = self._control(LoadGrammar(0, next(self._calls), compiled.identity, compiled.compiled))
+        if isinstance(reply, Reply) and not reply.ok:
+            raise RequestError(f"the engine cannot load the grammar: {reply.message}", status=503)
+        return compiled.identity
 
     def _collect(self, sequences: Sequence[_Sequence]) -> list[Result]:
         try:
@@ -307,7 +337,7 @@ class Engine:
             patience = self._core.patience()
             self._core.step(WAIT_SECONDS if patience is None else min(patience, WAIT_SECONDS))
 
-    def _control(self, command: Flush | QueryLoad | LoadAdapter | UnloadAdapter) -> Reply | Load:
+    def _control(self, command: Flush | QueryLoad | LoadAdapter | UnloadAdapter | LoadGrammar) -> Reply | Load:
         self._check_open()
         self._transport.put(command)
         with self._stepping:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar, get_args
 
 from sglang_lite.config import ServerConfig
+from sglang_lite.engine.grammars import GrammarLibrary
 from sglang_lite.engine.info import EngineInfo
 from sglang_lite.execution.base import Executor
 from sglang_lite.scheduler.config import EvictionPolicy, Policy, SchedulerConfig
@@ -33,6 +34,7 @@ class CoreParts:
         depth: plans in flight at once.
         watch: takes a function, which is called with a sentence, in a thread of its own, when something outside this
             process that the executor needs is lost: the core may be idle then and would not notice.
+        grammars: None when the core serves none.
     """
 
     scheduler: Scheduler
@@ -40,6 +42,7 @@ class CoreParts:
     info: EngineInfo
     depth: int
     watch: Callable[[Callable[[str], None]], None] = lambda on_loss: None
+    grammars: GrammarLibrary | None = None
 
 
 Build = Callable[[ServerConfig, Report], CoreParts]

@@ -80,7 +80,7 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
     transport.send(Ready(msgspec.structs.replace(info, process_id=os.getpid(), startup_seconds=seconds)))
     parts.watch(lambda reason: _end_with(f"engine core failed: {reason}", launch.egress))
     try:
-        core = EngineCore(parts.scheduler, parts.executor, transport, depth=parts.depth)
+        core = EngineCore(parts.scheduler, parts.executor, transport, depth=parts.depth, grammars=parts.grammars)
         watchdog.watch(lambda: core.turn_started, config.watchdog_timeout)
         core.run()
     except Exception as error:  # a fault of the engine: nobody may be left waiting for an answer

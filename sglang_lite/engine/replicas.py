@@ -148,6 +148,10 @@ class ReplicaClient:
         """Empty a slot of every core."""
         await self._all(lambda client: client.unload_adapter(slot))
 
+    async def load_grammar(self, identity: str, compiled: bytes) -> None:
+        """Send a compiled grammar to every core."""
+        await self._all(lambda client: client.load_grammar(identity, compiled))
+
     async def load(self) -> LoadSnapshot:
         """The load of all cores together, now."""
         return merge_loads([load for _, load in await self.loads()])

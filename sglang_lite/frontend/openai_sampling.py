@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_lite.frontend.fields import read_int
+from sglang_lite.frontend.response_format import response_constraint
 from sglang_lite.frontend.validation import parse_sampling_params
 from sglang_lite.types import RequestError, SamplingParams
 
@@ -71,7 +72,10 @@ def _shared(body: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: body[name] for name in _SAME_NAME if body.get(name) is not None}
     if body.get("min_tokens") is not None:
         values["min_new_tokens"] = read_int("min_tokens", body["min_tokens"])
-    return values
+    constraint = response_constraint(body)
+    for name in constraint.keys() & values.keys():
+        raise RequestError(f"response_format and {name} cannot both be set", field="response_format")
+    return {**values, **constraint}
 
 
 def _convert(

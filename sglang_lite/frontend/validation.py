@@ -22,7 +22,7 @@ from sglang_lite.frontend.fields import (
     wrong_type,
 )
 from sglang_lite.frontend.stop import MAX_STOP_LENGTH, MAX_STOPS, compile_stop_patterns
-from sglang_lite.types import RequestError, SamplingParams
+from sglang_lite.types import Grammar, GrammarKind, RequestError, SamplingParams
 
 MAX_SAMPLES = 256
 """Largest ``n``."""
@@ -56,7 +56,7 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "stream_interval": read_int,
 }
 _ALIASES = {"seed": "sampling_seed"}
-_CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
+_CONSTRAINTS: tuple[GrammarKind, ...] = ("json_schema", "regex", "ebnf", "structural_tag")
 _ABSENT_FEATURES = ("choice", "custom_params", "watermark")
 _KNOWN = (*_READERS, "stop_token_id", "seed", *_CONSTRAINTS, *_ABSENT_FEATURES, "beam_width")
 
@@ -94,6 +94,7 @@ def parse_sampling_params(
 def _build(
     values: Mapping[str, Any], *, vocab_size: int | None, unlimited: bool, allow_zero_tokens: bool
 ) -> SamplingParams:
+    grammar = _read_grammar(values)
     _refuse_absent_features(values)
     read: dict[str, Any] = {}
     for key, value in values.items():
@@ -125,19 +126,22 @@ def _build(
     if "repetition_penalty" in read:
         # Smaller ones make infinities of 32-bit logits, whose difference is no number.
         read["repetition_penalty"] = max(read["repetition_penalty"], _LOWEST_PENALTY)
-    return SamplingParams(**read)
+    return SamplingParams(**read, grammar=grammar)
 
 
-def _refuse_absent_features(values: Mapping[str, Any]) -> None:
+def _read_grammar(values: Mapping[str, Any]) -> Grammar | None:
+    """The one constraint of the output, if there is any; the empty text is none."""
     constraints = [name for name in _CONSTRAINTS if values.get(name) not in (None, "")]
     if len(constraints) > 1:
         raise RequestError("Only one of json_schema, regex, ebnf, or structural_tag can be set.", field=constraints[1])
-    for name in constraints:
-        read_str(name, values[name])
+    return Grammar(constraints[0], read_str(constraints[0], values[constraints[0]])) if constraints else None
+
+
+def _refuse_absent_features(values: Mapping[str, Any]) -> None:
     beam_width = values.get("beam_width")
     if beam_width is not None and read_int("beam_width", beam_width) < 1:
         raise RequestError(f"beam_width must be at least 1, got {beam_width}.", field="beam_width")
-    absent = [*constraints, *(name for name in _ABSENT_FEATURES if values.get(name) not in (None, [], {}))]
+    absent = [name for name in _ABSENT_FEATURES if values.get(name) not in (None, [], {})]
     if beam_width is not None and beam_width > 1:
         absent.append("beam_width")
     if absent:

@@ -69,6 +69,12 @@ class Scheduler:
             lifecycle.end(self._state, request, FinishCode.STOP_TOKEN, keep=True)
             self._state.timelines.pop(request.key, None)
 
+    def reject(self, keys: Iterable[int], message: str) -> None:
+        """End requests that cannot be served with ``ERROR``."""
+        for request in self._live(keys):
+            lifecycle.end(self._state, request, FinishCode.ERROR, keep=False)
+            self._state.outbox.add(request, FinishCode.ERROR, message)
+
     def plan(self, now: float) -> StepPlan | None:
         """Plan the next step, or None when there is nothing to run, or not before a commit, a time or a resume."""
         state = self._state

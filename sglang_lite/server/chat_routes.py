@@ -31,7 +31,6 @@ from sglang_lite.server.openai_common import (
 from sglang_lite.server.openai_logprobs import chat_logprobs
 from sglang_lite.server.sequences import build_sequences
 from sglang_lite.server.text_length import refuse_endless_texts
-from sglang_lite.server.unsupported import refuse_constraints
 from sglang_lite.types import RequestError
 
 _MAX_TOP_LOGPROBS = 128
@@ -67,7 +66,6 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
     top_logprobs = fields.integer(body, "top_logprobs", minimum=0, maximum=_MAX_TOP_LOGPROBS) or 0
     if top_logprobs and not logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
-    refuse_constraints(body)
     sampling = chat_sampling(body, vocab_size=context.engine.info.vocab_size, defaults=context.chat_defaults)
     identity = Identity.read(context, body, headers, "chatcmpl-")
     sequences = build_sequences(

@@ -32,7 +32,6 @@ from sglang_lite.server.openai_logprobs import completion_logprobs
 from sglang_lite.server.sequences import Prompt, build_sequences
 from sglang_lite.server.text_length import refuse_endless_texts
 from sglang_lite.server.token_text import OffsetCounter, token_bytes
-from sglang_lite.server.unsupported import refuse_constraints
 from sglang_lite.types import RequestError
 
 _MAX_TOP_LOGPROBS = 128
@@ -106,7 +105,6 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
     tokenizer = context.engine.tokenizer
     if echo and tokenizer is None:
         raise RequestError("echo needs a tokenizer; this server runs with --skip-tokenizer-init", field="echo")
-    refuse_constraints(body)
     sampling = completion_sampling(body, vocab_size=context.engine.info.vocab_size, defaults=context.native_defaults)
     identity = Identity.read(context, body, headers, "cmpl-")
     sequences = build_sequences(

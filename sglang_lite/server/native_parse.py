@@ -15,7 +15,7 @@ from sglang_lite.server.adapter_routes import adapter_names
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.identity import ID_FIELDS
 from sglang_lite.server.sequences import Prompt, check_count, choice_sampling, namespace_of, read_priority
-from sglang_lite.server.unsupported import refuse_constraints, refuse_unsupported, wanted_replica
+from sglang_lite.server.unsupported import refuse_unsupported, wanted_replica
 from sglang_lite.types import RequestError, SamplingParams
 
 _NO_PROMPT = "Either text, input_ids or input_embeds should be provided."
@@ -132,8 +132,6 @@ def _samplings(context: ServerContext, batch: _Batch) -> list[SamplingParams]:
     values = batch.column("sampling_params") if isinstance(shared, list) else [shared]
     found = []
     for value in values:
-        if isinstance(value, dict):
-            refuse_constraints(value)
         vocab_size, defaults = context.engine.info.vocab_size, context.native_defaults
         found.append(parse_sampling_params(value, vocab_size=vocab_size, defaults=defaults))
     if len({sampling.n for sampling in found}) > 1:

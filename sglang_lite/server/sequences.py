@@ -13,7 +13,7 @@ from sglang_lite.server import fields
 from sglang_lite.server.adapter_routes import adapter_names
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.identity import Identity
-from sglang_lite.server.unsupported import refuse_constraints, refuse_unsupported, wanted_replica
+from sglang_lite.server.unsupported import refuse_unsupported, wanted_replica
 from sglang_lite.types import RequestError, SamplingParams
 
 _INT64 = 2**63
@@ -102,7 +102,6 @@ def build_sequences(
         RequestError: a parameter is wrong, or asks for something that is not supported.
     """
     refuse_unsupported(body, context.config)
-    refuse_constraints(body)
     replica = wanted_replica(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
     choices = sampling.n
     priority = read_priority(body)

@@ -27,7 +27,6 @@ _NOT_SUPPORTED = (
     "watermark",
     "suffix",
 )
-_CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 _RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank")
 
 
@@ -50,26 +49,6 @@ def refuse_unsupported(body: Mapping[str, Any], config: ServerConfig) -> None:
     for name in _NOT_SUPPORTED:
         if body.get(name) and _is_set(body[name]):
             raise RequestError(f"{name} is not supported yet", field=name)
-
-
-def refuse_constraints(parameters: Mapping[str, Any]) -> None:
-    """Refuse constrained decoding.
-
-    Raises:
-        RequestError: a grammar is set.
-    """
-    for name in _CONSTRAINTS:
-        if parameters.get(name):
-            raise RequestError(f"{name} is not supported yet", field=name)
-    response_format = parameters.get("response_format")
-    if response_format is None:
-        return
-    kind = response_format.get("type") if isinstance(response_format, dict) else None
-    if kind != "text":
-        raise RequestError(
-            f"response_format {shorten(response_format)} is not supported yet; allowed: {{'type': 'text'}}",
-            field="response_format",
-        )
 
 
 def wanted_replica(body: Mapping[str, Any], header: str | None, replicas: int) -> int | None:

@@ -14,7 +14,7 @@ from sglang_lite.server.identity import Identity
 from sglang_lite.server.run import launch_command
 from sglang_lite.server.sequences import choice_sampling, namespace_of
 from sglang_lite.server.token_text import OffsetCounter
-from sglang_lite.server.unsupported import refuse_constraints, refuse_unsupported, wanted_replica
+from sglang_lite.server.unsupported import refuse_unsupported, wanted_replica
 from sglang_lite.types import RequestError, SamplingParams
 from tests.support.fake_engine import FakeEngine
 
@@ -113,13 +113,6 @@ def test_unsupported_fields(body: dict[str, Any], status: int) -> None:
         refuse_unsupported(body, config)
     assert caught.value.status == status
     assert caught.value.field == next(iter(body))
-
-
-def test_constraints_are_named() -> None:
-    refuse_constraints({"response_format": {"type": "text"}, "regex": ""})
-    for body in ({"regex": "a"}, {"json_schema": "{}"}, {"response_format": {"type": "json_object"}}):
-        with pytest.raises(RequestError, match=next(iter(body))):
-            refuse_constraints(body)
 
 
 def test_ranks() -> None:

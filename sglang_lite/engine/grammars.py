@@ -1,0 +1,81 @@
+"""Grammars in an engine core: loaded once by name, a matcher for each request."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from sglang_lite.config import ServerConfig
+from sglang_lite.frontend.tokenizer import Tokenizer
+from sglang_lite.frontend.vocabulary import grammar_vocabulary
+from sglang_lite.grammar.backends import installed_backend, make_backend
+from sglang_lite.grammar.base import CompiledGrammar, GrammarBackend, TokenMatcher, Vocabulary
+
+MAX_GRAMMARS = 4096
+MAX_BYTES = 1 << 30
+"""What a core keeps, the least recently used dropped first. A front keeps far less and sends the rest again."""
+
+
+class GrammarLibrary:
+    """The grammars that a core has been sent.
+
+    Args:
+        make: loads the backend, at the first grammar and in a thread: libraries and vocabulary take seconds.
+    """
+
+    def __init__(self, make: Callable[[], GrammarBackend]) -> None:
+        self._make = make
+        self._backend: GrammarBackend | None = None
+        self._loading = threading.Lock()
+        self._grammars: OrderedDict[str, tuple[CompiledGrammar, int]] = OrderedDict()
+        self._bytes = 0
+
+    def load(self, identity: str, compiled: bytes) -> Future[None]:
+        """Take a grammar; returns at once."""
+        future: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                with self._loading:
+                    if self._backend is None:
+                        self._backend = self._make()
+                    if identity not in self._grammars:
+                        self._add(identity, self._backend.load(compiled), len(compiled))
+            except Exception as error:  # whatever failed, it is the front's to tell
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        threading.Thread(target=run, name="load grammar", daemon=True).start()
+        return future
+
+    def matcher(self, identity: str) -> TokenMatcher | None:
+        """A matcher at the start of a grammar, None when it is not here (any more)."""
+        found = self._grammars.get(identity)
+        return None if found is None else found[0].matcher()
+
+    def _add(self, identity: str, grammar: CompiledGrammar, size: int) -> None:
+        self._grammars[identity] = grammar, size
+        self._bytes += size
+        while len(self._grammars) > MAX_GRAMMARS or (self._bytes > MAX_BYTES and len(self._grammars) > 1):
+            _, (_, dropped) = self._grammars.popitem(last=False)
+            self._bytes -= dropped
+
+
+def grammar_library(config: ServerConfig, size: int, end_ids: tuple[int, ...]) -> GrammarLibrary | None:
+    """The library of a core; None when it serves no grammars.
+
+    Args:
+        size: width of the model's logits.
+        end_ids: tokens that end a text.
+    """
+    name = installed_backend(config.grammar_backend)
+    if name == "none" or config.skip_tokenizer_init:
+        return None
+
+    def vocabulary() -> Vocabulary:
+        return grammar_vocabulary(Tokenizer.load(config.effective_tokenizer_path), size, end_ids)
+
+    return GrammarLibrary(lambda: make_backend(name, vocabulary()))

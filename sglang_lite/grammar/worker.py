@@ -1,0 +1,75 @@
+"""The compiler process: ``python -m sglang_lite.grammar.worker``, started by ``grammar.process``.
+
+A grammar comes from a client and goes through a library of native code, with no bound on time or memory. Here it can
+take down this process and nothing else. It leaves when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from sglang_lite.grammar.backends import make_backend
+from sglang_lite.grammar.base import GrammarBackend, GrammarError, Vocabulary
+from sglang_lite.grammar.messages import LENGTH, Answer, Compile, Setup, decode_request, encode
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal's whole group; whoever started this ends it
+    source = sys.stdin.buffer
+    # What the libraries print must not come between the answers.
+    target = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    backend: GrammarBackend | None = None
+    while (body := _read(source)) is not None:
+        message = decode_request(body)
+        if isinstance(message, Setup):
+            try:
+                backend = make_backend(message.backend, Vocabulary(message.tokens, message.size, message.end_ids))
+            except ImportError as error:
+                answer = Answer(error=str(error), loaded=False)
+            else:
+                _limit_memory(message.memory_bytes)
+                answer = Answer()
+        else:
+            answer = _compile(backend, message)
+        target.write(encode(answer))
+        target.flush()
+
+
+def _compile(backend: GrammarBackend | None, message: Compile) -> Answer:
+    if backend is None:
+        return Answer(error="no library was set up", loaded=False)
+    try:
+        return Answer(compiled=backend.compile(message.grammar))
+    except GrammarError as error:
+        return Answer(error=str(error))
+    except MemoryError:
+        return Answer(error="compiling it takes too much memory; simplify it")
+    except Exception as error:  # whatever a library raises for a grammar that it does not understand
+        return Answer(error=f"{type(error).__name__}: {error}"[:1000])
+
+
+def _limit_memory(extra: int) -> None:
+    """Allow ``extra`` bytes of address space beside what is in use now."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * resource.getpagesize() + extra
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _read(source: BinaryIO) -> bytes | None:
+    header = source.read(LENGTH.size)
+    if len(header) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(header)
+    body = source.read(length)
+    return body if len(body) == length else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Grammars by the xgrammar library."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, assert_never
+
+import msgspec
+import numpy as np
+
+from sglang_lite.grammar.base import UNDECIDED, GrammarError, TokenMatcher, Vocabulary
+from sglang_lite.grammar.json_schema import ANY_JSON, check_schema, read_structural_tag
+from sglang_lite.types import Grammar, Int32Array
+
+MAX_WHITESPACE = 20
+"""Most characters of whitespace in one place of a JSON text: a model that likes newlines must not fill its answer."""
+
+_POSITION = re.compile(r"\[[\d:.]+\] \S+:\d+: ")
+_ASSERTION = re.compile(r"Check failed: .*? is false: ")
+
+
+class XgrammarBackend:
+    """See ``GrammarBackend``. Loads the library, and torch with it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        import xgrammar
+
+        self._library: Any = xgrammar
+        self._width = vocabulary.mask_width
+        self._tokenizer: Any = xgrammar.TokenizerInfo(
+            vocabulary.tokens,
+            xgrammar.VocabType.RAW,
+            vocab_size=vocabulary.size,
+            stop_token_ids=list(vocabulary.end_ids),
+        )
+
+    def compile(self, grammar: Grammar) -> bytes:
+        """See ``GrammarBackend.compile``."""
+        compiler = self._library.GrammarCompiler(self._tokenizer, max_threads=1, cache_enabled=False)
+        try:
+            compiled = self._compile(compiler, grammar)
+        except RuntimeError as error:
+            raise GrammarError(_readable(str(error))) from error
+        bits = np.zeros(self._width, dtype=np.int32)
+        _Matcher(self._library.GrammarMatcher(compiled)).fill(bits)
+        if not bits.any():
+            raise GrammarError("no text matches it")
+        return bytes(compiled.serialize_json(), "utf-8")
+
+    def load(self, compiled: bytes) -> XgrammarGrammar:
+        """See ``GrammarBackend.load``."""
+        document = compiled.decode()
+        return XgrammarGrammar(self._library, self._library.CompiledGrammar.deserialize_json(document, self._tokenizer))
+
+    def _compile(self, compiler: Any, grammar: Grammar) -> Any:
+        match grammar.kind:
+            case "json_schema":
+                if grammar.text == ANY_JSON:
+                    return compiler.compile_builtin_json_grammar()
+                check_schema(grammar.text, "xgrammar")
+                return compiler.compile_json_schema(grammar.text, max_whitespace_cnt=MAX_WHITESPACE)
+            case "regex":
+                return compiler.compile_regex(grammar.text)
+            case "ebnf":
+                return compiler.compile_grammar(grammar.text)
+            case "structural_tag":
+                tag = read_structural_tag(grammar.text, "xgrammar")
+                return compiler.compile_structural_tag(msgspec.json.encode(tag).decode())
+        assert_never(grammar.kind)
+
+
+class XgrammarGrammar:
+    """See ``CompiledGrammar``."""
+
+    def __init__(self, library: Any, compiled: Any) -> None:
+        self._library = library
+        self._compiled = compiled
+
+    def matcher(self) -> TokenMatcher:
+        """See ``CompiledGrammar.matcher``."""
+        return _Matcher(self._library.GrammarMatcher(self._compiled))
+
+
+class _Matcher:
+    """See ``TokenMatcher``."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+        self._terminated = False
+
+    def accept(self, token: int) -> bool:
+        if self._terminated or not self._matcher.accept_token(token):
+            return False
+        self._terminated = bool(self._matcher.is_terminated())
+        return True
+
+    def fill(self, bits: Int32Array) -> None:
+        if self._terminated or not self._matcher.fill_next_token_bitmask(bits.reshape(1, -1), 0):
+            bits.fill(UNDECIDED)
+
+    @property
+    def is_terminated(self) -> bool:
+        return self._terminated
+
+
+def _readable(message: str) -> str:
+    """The library's message without the time and the place in its source that it begins with."""
+    return _ASSERTION.sub("", _POSITION.sub("", message)).strip()
