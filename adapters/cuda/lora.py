@@ -45,7 +45,7 @@ class MaskedAdapters:
             raise TypeError(f"the batch must come from plan of these operations, not {type(batch).__name__}")
         num_slots, rank, _ = a.shape
         own = batch.slots == torch.arange(num_slots, device=self._device)
-        reduced = torch.mm(x, a.flatten(0, 1).t()).unflatten(1, (num_slots, rank))
+        reduced = torch.mm(x, a.flatten(0, 1).t()).view(-1, num_slots, rank)
         # Not a product with 0 or 1: what another adapter makes of this token may be infinite.
         masked = reduced.masked_fill_(~own.unsqueeze(2), 0)
         output.addmm_(masked.flatten(1), b.flatten(0, 1))
