@@ -31,7 +31,19 @@ def selection_mask(query: Tensor, weights: Tensor, keys: Tensor, visible: Tensor
         by_head = torch.matmul(query[:, part].float(), keys).relu_()
         scores = torch.matmul(weights[:, part].unsqueeze(2), by_head).squeeze(2)
         scores.masked_fill_(~visible[:, part], float("-inf"))
-        kept = scores.topk(min(top_k, scores.shape[-1]), -1).indices
-        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, kept, True).logical_and_(visible[:, part])
+        chosen = _best(scores, min(top_k, scores.shape[-1])).logical_and_(visible[:, part])
         masks.append(torch.full_like(scores, MASKED).masked_fill_(chosen, 0.0))
     return torch.cat(masks, 1)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """bool[..., K]: the ``count`` largest of each row, of equal ones the first.
+
+    Scores are often exactly 0 (no index head finds the key), and which of such keys ``topk`` takes depends on what
+    else is in the batch.
+    """
+    least = scores.topk(count, -1).values[..., -1:]
+    above = scores > least
+    equal = scores == least
+    room = count - above.sum(-1, keepdim=True, dtype=torch.int32)
+    return above.logical_or_(equal.logical_and_(equal.cumsum(-1, dtype=torch.int32) <= room))

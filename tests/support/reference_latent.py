@@ -105,6 +105,6 @@ def _visible(selection: KeySelection | None, queries: slice, stored: Tensor, key
     for place, token in enumerate(range(queries.start, queries.stop)):
         by_head = torch.relu(selection.query[token].float() @ stored[:, key_width:].T)
         scores = (selection.weights[token] @ by_head).masked_fill(~visible[place], float("-inf"))
-        best = scores.argsort(descending=True)[: selection.top_k]
+        best = scores.argsort(descending=True, stable=True)[: selection.top_k]
         visible[place] &= torch.zeros(num_keys, dtype=torch.bool).index_fill(0, best, True)
     return visible
