@@ -158,20 +158,34 @@ class ReplicaClient:
 
     async def loads(self) -> list[tuple[int, LoadSnapshot]]:
         """(replica, its load now) of those that live."""
-        alive = list(self._loads.alive)
-        found = await self._all(lambda client: client.load())
-        for replica, load in zip(alive, found, strict=True):
+        found = await self._ask_all(lambda client: client.load())
+        for replica, load in found:
             self._take_load(replica, load)
-        return list(zip(alive, found, strict=True))
+        return found
 
     async def close(self, grace: float = 5.0) -> None:
         """End all cores."""
         await asyncio.gather(*(client.close(grace) for client in self._clients))
 
     async def _all(self, call: Callable[[EngineClient], Awaitable[_Answer]]) -> list[_Answer]:
+        """What the replicas that live answered, in order; one that is lost meanwhile has nothing to say.
+
+        The others are always waited for: who hears of an error knows that nothing happens behind it any more.
+        """
+        return [answer for _, answer in await self._ask_all(call)]
+
+    async def _ask_all(self, call: Callable[[EngineClient], Awaitable[_Answer]]) -> list[tuple[int, _Answer]]:
+        asked = list(self._loads.alive)
+        found = await asyncio.gather(*(call(self._clients[replica]) for replica in asked), return_exceptions=True)
         if self.failure is not None:
             raise EngineDeadError(self.failure)
-        return list(await asyncio.gather(*(call(self._clients[replica]) for replica in self._loads.alive)))
+        answers: list[tuple[int, _Answer]] = []
+        for replica, answer in zip(asked, found, strict=True):
+            if not isinstance(answer, BaseException):
+                answers.append((replica, answer))
+            elif replica in self._loads.alive:
+                raise answer
+        return answers
 
     def _by_replica(self, keys: Sequence[int] | Int64Array) -> dict[int, list[int]]:
         groups: dict[int, list[int]] = {}

@@ -147,3 +147,20 @@ async def test_a_dead_replica_takes_only_its_own_requests(chain_model: Path) -> 
 async def test_one_replica_that_cannot_start_ends_the_start(chain_model: Path) -> None:
     with pytest.raises(StartupError, match="made of cheese"):
         await start_engine(chain_model, "refusal", dp_size=2)
+
+
+async def test_a_replica_that_dies_during_a_control_call_spoils_it_for_nobody(chain_model: Path) -> None:
+    """Its requests have ended, so the call is about the others; one that only one of them followed would be worse."""
+    async with await start_engine(chain_model, "5", dp_size=2, max_total_tokens=4096) as engine:
+        first = core_ids(engine)[0]
+        os.kill(first, signal.SIGSTOP)  # alive, and silent
+        calls = [
+            asyncio.create_task(call) for call in (engine.replica_loads(), engine.pause("in_place"), engine.abort_all())
+        ]
+        await asyncio.sleep(0)
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            loads, _, aborted = await asyncio.gather(*calls)
+        assert ([replica for replica, _ in loads], aborted) == ([1], 0)
+        await engine.resume()
+        assert (await run_to_end(engine, ask("more", "A", 3))).text == "BCD"
