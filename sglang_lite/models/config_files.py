@@ -108,6 +108,13 @@ class ConfigReader:
             raise self.error(key, "a positive integer")
         return value
 
+    def count(self, key: str, most: int) -> int:
+        """A positive integer of at most ``most``, for what is listed one by one and would fill the memory."""
+        value = self.integer(key)
+        if value > most:
+            raise self.error(key, f"a positive integer, at most {most}")
+        return value
+
     def optional_integer(self, key: str) -> int | None:
         """A positive integer or None when absent or null."""
         return None if self.values.get(key) is None else self.integer(key)

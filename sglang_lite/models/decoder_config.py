@@ -14,6 +14,9 @@ from sglang_lite.types import StartupError
 GENERATION_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Sampling parameters that generation_config.json may set a default for."""
 
+MOST_LAYERS = 4096
+"""Of any model. Published ones have some hundred at most."""
+
 
 def describe_decoder(
     config: ConfigReader,
@@ -39,7 +42,7 @@ def describe_decoder(
     """
     if config.values.get(activation_key, activation) != activation:
         raise config.error(activation_key, f"{activation!r} for this architecture")
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.count("num_hidden_layers", MOST_LAYERS)
     num_heads, num_kv_heads, head_dim = head_counts(config)
     eos = (*config.token_ids("eos_token_id"), *generation.token_ids("eos_token_id"))
     return ModelDescription(
@@ -128,9 +131,14 @@ def layer_kinds(config: ConfigReader, num_layers: int, allowed: tuple[str, ...])
         return None
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise config.error("layer_types", f"a list of {num_layers} entries, one a layer")
-    if not set(kinds) <= set(allowed):
+    if not is_one_a_layer(kinds, num_layers, allowed):
         raise config.error("layer_types", f"a list of {' and '.join(repr(kind) for kind in allowed)}")
     return tuple(kinds)
+
+
+def is_one_a_layer(value: Any, num_layers: int, allowed: tuple[str, ...]) -> bool:
+    """Whether a value is a list with one entry of ``allowed`` a layer, whatever else config.json may hold there."""
+    return isinstance(value, list) and len(value) == num_layers and all(entry in allowed for entry in value)
 
 
 def layer_index(config: ConfigReader, key: str, default: int) -> int:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from sglang_lite.models.config_files import ConfigReader
-from sglang_lite.models.decoder_config import describe_decoder, layer_index, text_config
+from sglang_lite.models.decoder_config import MOST_LAYERS, describe_decoder, is_one_a_layer, layer_index, text_config
 from sglang_lite.models.dense_names import Shapes, decoder_tensors, mlp_tensors
 from sglang_lite.models.family import Family
 from sglang_lite.models.latent_config import LatentDescription, latent_tensors, read_indexer, read_latent
@@ -59,7 +59,7 @@ class DeepseekRules:
         """See ``Family.describe``."""
         if self.is_wrapped:
             config = text_config(config)
-        num_layers = config.integer("num_hidden_layers")
+        num_layers = config.count("num_hidden_layers", MOST_LAYERS)
         indexer = None
         if self.has_indexer:
             indexer = read_indexer(config, num_layers, is_interleaved=self.indexer_is_interleaved)
@@ -121,7 +121,7 @@ def _sparse_layers(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
     if kinds is None:
         first, step = layer_index(config, "first_k_dense_replace", 0), config.integer("moe_layer_freq", 1)
         return layers_from(first, num_layers, step=step)
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
+    if not is_one_a_layer(kinds, num_layers, ("dense", "sparse")):
         raise config.error("mlp_layer_types", f"a list of {num_layers} entries 'dense' or 'sparse', one a layer")
     return tuple(kind == "sparse" for kind in kinds)
 

@@ -12,7 +12,7 @@ from typing import Any
 from sglang_lite.layers.delta_shape import DeltaShape
 from sglang_lite.models import deepseek_config
 from sglang_lite.models.config_files import ConfigReader
-from sglang_lite.models.decoder_config import describe_decoder, layer_index, layer_kinds
+from sglang_lite.models.decoder_config import describe_decoder, is_one_a_layer, layer_index, layer_kinds
 from sglang_lite.models.dense_names import Shapes, decoder_tensors, mlp_tensors
 from sglang_lite.models.family import Family
 from sglang_lite.models.hybrid_config import HybridDetails, hybrid_details, with_hybrid_layers
@@ -109,7 +109,7 @@ def _moe(config: ConfigReader, num_layers: int) -> MoEDescription | None:
     if kinds is None:
         first = layer_index(config, "first_k_dense_replace", 1)
         sparse = layers_from(first, num_layers, step=config.integer("moe_layer_freq", 1))
-    elif not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
+    elif not is_one_a_layer(kinds, num_layers, ("dense", "sparse")):
         raise config.error("mlp_layer_types", f"a list of {num_layers} entries 'dense' or 'sparse', one a layer")
     else:
         sparse = tuple(kind == "sparse" for kind in kinds)

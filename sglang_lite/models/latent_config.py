@@ -151,7 +151,8 @@ def _indexer_owners(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
     ):
         if value is None:
             continue
-        if not isinstance(value, list | str) or len(value) != num_layers or not set(value) <= {owner, sharer}:
+        is_one_a_layer = isinstance(value, list | str) and len(value) == num_layers
+        if not is_one_a_layer or any(entry not in (owner, sharer) for entry in value):
             raise config.error(key, f"{num_layers} entries of {owner!r} and {sharer!r}, one a layer")
         return tuple(entry == owner for entry in value)
     every = config.integer("index_topk_freq", 1)

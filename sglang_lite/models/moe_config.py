@@ -10,6 +10,9 @@ from sglang_lite.models.dense_names import Shapes, attention_tensors, decoder_te
 from sglang_lite.models.model_description import ModelDescription
 from sglang_lite.types import StartupError
 
+MOST_EXPERTS = 65_536
+"""Routed experts of a layer. Published models have some hundred at most."""
+
 ROUTER = "mlp.gate.weight"
 CORRECTION_BIAS = "mlp.gate.e_score_correction_bias"
 
@@ -75,7 +78,7 @@ def number_of_experts(config: ConfigReader) -> int:
     """Routed experts, under whichever of its names the configuration has."""
     for key in ("num_experts", "num_local_experts", "n_routed_experts"):
         if config.values.get(key) is not None:
-            return config.integer(key)
+            return config.count(key, MOST_EXPERTS)
     raise config.error("num_experts", "a positive integer (or num_local_experts, n_routed_experts)")
 
 

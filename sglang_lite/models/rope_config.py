@@ -53,7 +53,10 @@ def extended_context_length(config: ConfigReader) -> int:
     rope = _rope_reader(config)
     if _rope_type(rope) in ("default", "llama3") or rope.values.get("original_max_position_embeddings") is not None:
         return length
-    return int(length * rope.number("factor"))
+    extended = length * rope.number("factor")
+    if extended == math.inf:
+        raise rope.error("factor", f"small enough that {length} positions times it are a number")
+    return int(extended)
 
 
 def yarn_score_magnitude(config: ConfigReader) -> float:

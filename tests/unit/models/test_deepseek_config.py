@@ -236,6 +236,7 @@ def test_no_routed_experts_means_dense_layers() -> None:
         ({"topk_group": 9}, "topk_group 9 is more than n_group 8"),
         ({"num_experts_per_tok": 300}, "num_experts_per_tok 300 is more than the 256 experts"),
         ({"mlp_layer_types": ["dense"]}, "'mlp_layer_types' must be a list of 61"),
+        ({"mlp_layer_types": [["dense"]] * 61}, "'mlp_layer_types' must be a list of 61"),
         ({"hidden_act": "gelu"}, "'hidden_act' must be 'silu'"),
         ({"rope_scaling": {"type": "longrope"}}, "rope type 'longrope'"),
         ({"architectures": ["DeepseekV4ForCausalLM"]}, "DeepseekV4ForCausalLM is not served"),
@@ -255,6 +256,7 @@ def test_what_cannot_be_served_is_refused_by_its_field(changes: dict[str, Any], 
         ({"index_topk_pattern": "SF" * 30 + "F"}, "the first layer has no indexer"),
         ({"index_topk_pattern": "FS"}, "'index_topk_pattern' must be 61 entries"),
         ({"indexer_types": ["full"] * 60 + ["half"]}, "'indexer_types' must be 61 entries"),
+        ({"indexer_types": ["full"] * 60 + [["full"]]}, "'indexer_types' must be 61 entries"),
     ],
 )
 def test_indexers_that_cannot_be_served_are_refused(changes: dict[str, Any], message: str) -> None:

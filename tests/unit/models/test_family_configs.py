@@ -217,6 +217,12 @@ def test_spellings_of_wrapped_tensors(name: str, canonical: str) -> None:
     [
         ({**QWEN3_MOE, "num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than the 8 experts"),
         ({**QWEN3_MOE, "num_experts": None}, "'num_experts' must be a positive integer"),
+        ({**QWEN3_MOE, "num_hidden_layers": 2**40}, "'num_hidden_layers' must be a positive integer, at most 4096"),
+        ({**QWEN3_MOE, "num_experts": 2**40}, "'num_experts' must be a positive integer, at most 65536"),
+        (
+            {**QWEN3_MOE, "rope_scaling": {"type": "linear", "factor": 1e308}},
+            "'rope_scaling.factor' must be small enough",
+        ),
         ({**QWEN3_MOE, "mlp_only_layers": "0"}, "'mlp_only_layers' must be a list of layer indices"),
         ({**QWEN3_MOE, "hidden_act": "gelu"}, "'hidden_act' must be 'silu' for this architecture"),
         ({**QWEN3_MOE, "num_key_value_heads": 3}, "num_attention_heads 4 is not divisible by num_key_value_heads 3"),
@@ -235,6 +241,7 @@ def test_spellings_of_wrapped_tensors(name: str, canonical: str) -> None:
         ({**GEMMA3, "hidden_activation": "silu"}, "'hidden_activation' must be 'gelu_pytorch_tanh'"),
         ({**GEMMA3, "use_bidirectional_attention": True}, "'use_bidirectional_attention' must be false"),
         ({**GEMMA3, "layer_types": ["full_attention"]}, "'layer_types' must be a list of 7 entries"),
+        ({**GEMMA3, "layer_types": [["full_attention"]] * 7}, "'layer_types' must be a list of 'full_attention'"),
         (
             {**GEMMA3, "rope_parameters": {"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {}}},
             "rope type 'dynamic'",

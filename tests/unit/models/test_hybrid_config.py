@@ -193,6 +193,7 @@ def test_names_of_kimi_linear_checkpoints() -> None:
         (KIMI_LINEAR, {"linear_attn_config": {"kda_layers": [1]}}, "linear_attn_config.full_attn_layers"),
         (KIMI_LINEAR, {"linear_attn_config": [1]}, "linear_attn_config"),
         (KIMI_LINEAR, {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        (KIMI_LINEAR, {"mlp_layer_types": [["dense"]] * KIMI_LINEAR["num_hidden_layers"]}, "mlp_layer_types"),
         (KIMI_LINEAR, {"num_expert_group": 3}, "n_group 3"),
     ],
 )
