@@ -38,8 +38,8 @@ def check_tensor_parallel(description: ModelDescription, size: int) -> None:
     """Check that the heads and the feed-forward block of a model can be split.
 
     Query heads, the key heads of linear attention and the feed-forward width must divide by the size; key/value heads
-    too, or, when there are fewer of
-    them than ranks, the size must divide by them (neighbouring ranks then hold the same head).
+    too, or, when there are fewer of them than ranks, the size must divide by them (neighbouring ranks then hold the
+    same head).
 
     Raises:
         StartupError: names the extent, its value and the size.
