@@ -116,6 +116,23 @@ class RequestError(Exception):
         self.field = field
 
 
+class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a profile records and where its trace goes.
+
+    Attributes:
+        output_dir: directory of the trace.
+        num_steps: steps after which the recording ends by itself; 0 to record until it is stopped.
+        with_stack, record_shapes: also note Python stacks, and the shapes of operands.
+        prefix: beginning of the trace's file name.
+    """
+
+    output_dir: str
+    num_steps: int = 0
+    with_stack: bool = False
+    record_shapes: bool = False
+    prefix: str = ""
+
+
 class StartupError(Exception):
     """A configuration that cannot be served. The message says what, where, what is allowed and what to do."""
 

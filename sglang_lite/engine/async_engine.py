@@ -29,7 +29,7 @@ from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.models.adapter_settings import NamedAdapter, adapter_settings
 from sglang_lite.models.description import ModelDescription, read_description
-from sglang_lite.types import OutputColumns, RequestError
+from sglang_lite.types import OutputColumns, ProfileOptions, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -244,6 +244,31 @@ class AsyncEngine:
             adapter.ready = True  # it is still where it was
             raise
         self.adapters.forget(adapter)
+
+    async def update_weights(self, path: str) -> None:
+        """Replace the weights by those of a directory of the same model; requests that come meanwhile wait.
+
+        Raises:
+            RequestError: requests run, or the directory cannot be used; what was served stays.
+        """
+        self._send_unsent()
+        await self._client.update_weights(path)
+
+    async def start_profile(self, options: ProfileOptions) -> None:
+        """Record the steps of the engine from now on.
+
+        Raises:
+            RequestError: it records already (409), or the directory cannot be written.
+        """
+        await self._client.start_profile(options)
+
+    async def stop_profile(self) -> str:
+        """Write the trace of what was recorded; returns its file.
+
+        Raises:
+            RequestError: nothing is recorded (412).
+        """
+        return await self._client.stop_profile()
 
     async def loads(self) -> LoadSnapshot:
         """The load now."""

@@ -40,10 +40,13 @@ from sglang_lite.engine.messages import (
     Reply,
     Resume,
     Shutdown,
+    StartProfile,
+    StopProfile,
     UnloadAdapter,
+    UpdateWeights,
 )
 from sglang_lite.engine.transport import HIGH_WATER_MARK
-from sglang_lite.types import Int64Array, OutputColumns, RequestColumns, RequestError, StartupError
+from sglang_lite.types import Int64Array, OutputColumns, ProfileOptions, RequestColumns, RequestError, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +58,9 @@ PAUSE_TIMEOUT = 600.0
 
 ADAPTER_TIMEOUT = 600.0
 """Seconds that loading an adapter may take: its file may lie on a slow disk."""
+
+WEIGHTS_TIMEOUT = 3600.0
+"""Seconds that loading weights may take."""
 
 RETRY_SECONDS = 0.005
 """Pause before commands that met a full socket queue are offered again."""
@@ -216,6 +222,37 @@ class EngineClient:
         )
         if not reply.ok:
             raise RequestError(f"the engine cannot load the grammar: {reply.message}", status=503)
+
+    async def update_weights(self, path: str) -> None:
+        """Replace the weights by those of a directory.
+
+        Raises:
+            RequestError: the engine is busy, or cannot use them; the message says why.
+        """
+        reply = await self._call(lambda call: encode_control(UpdateWeights(FRONT, call, path)), WEIGHTS_TIMEOUT)
+        if not reply.ok:
+            raise RequestError(reply.message, field="model_path")
+
+    async def start_profile(self, options: ProfileOptions) -> None:
+        """Record the steps from now on.
+
+        Raises:
+            RequestError: it records already (409), or cannot; the message says why.
+        """
+        reply = await self._call(lambda call: encode_control(StartProfile(FRONT, call, options)))
+        if not reply.ok:
+            raise RequestError(reply.message, status=409 if reply.count else 400)
+
+    async def stop_profile(self) -> str:
+        """End the recording; returns the file of the trace.
+
+        Raises:
+            RequestError: nothing is recorded (412), or the trace cannot be written.
+        """
+        reply = await self._call(lambda call: encode_control(StopProfile(FRONT, call)), PAUSE_TIMEOUT)
+        if not reply.ok:
+            raise RequestError(reply.message, status=412 if reply.count else 500)
+        return reply.message
 
     async def load(self) -> LoadSnapshot:
         """The core's load now."""

@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import assert_never
 
-from sglang_lite.engine.frames import Command, Keys
+from sglang_lite.engine.frames import Command, Keys, MaintenanceCommand
 from sglang_lite.engine.grammars import GrammarLibrary
 from sglang_lite.engine.load import LoadMeter
+from sglang_lite.engine.maintenance import Maintenance
 from sglang_lite.engine.messages import (
     Abort,
     AbortAll,
@@ -26,7 +27,10 @@ from sglang_lite.engine.messages import (
     Reply,
     Resume,
     Shutdown,
+    StartProfile,
+    StopProfile,
     UnloadAdapter,
+    UpdateWeights,
 )
 from sglang_lite.engine.transport import Transport
 from sglang_lite.execution.base import AdaptingExecutor, ExecutionError, Executor, InterruptibleExecutor
@@ -91,6 +95,7 @@ class EngineCore:
         self._flushes: list[_PendingFlush] = []
         self._adapter_changes: list[tuple[LoadAdapter | UnloadAdapter | LoadGrammar, Future[None]]] = []
         self._pauses: list[Pause] = []
+        self._maintenance = Maintenance(scheduler, executor, self._answer)
         self._meter = LoadMeter(clock(), scheduler.config.max_running_requests)
         self._busy = False
         self._running = True
@@ -123,6 +128,8 @@ class EngineCore:
             self._try_flushes()
         if self._adapter_changes:
             self._confirm_adapters()
+        if self._maintenance.pending:
+            self._maintenance.advance(bool(self._submitted), self._clock())
         if self._meter.due(self._clock()):
             self._transport.send(self._measure(call=0))
 
@@ -177,7 +184,7 @@ class EngineCore:
         now = self._clock()
         moments = [flush.deadline for flush in self._flushes]
         moments += [moment for moment in (self._scheduler.next_deadline(), self._meter.next_due) if moment is not None]
-        if self._scheduler.has_work or self._flushes or self._adapter_changes:
+        if self._scheduler.has_work or self._flushes or self._adapter_changes or self._maintenance.pending:
             moments.append(now + STALLED_WAIT)
         return max(SHORTEST_WAIT, min(moments) - now) if moments else None
 
@@ -207,11 +214,11 @@ class EngineCore:
             case Flush():
                 self._flushes.append(_PendingFlush(command, now + max(command.timeout, 0.0)))
             case Pause():
-                self._scheduler.pause(command.mode, now)
+                self._maintenance.pause(command.mode, now)
                 self._pauses.append(command)
             case Resume():
                 self._confirm_pauses()
-                self._scheduler.resume()
+                self._maintenance.resume()
                 self._reply(command)
             case QueryLoad():
                 self._transport.send(self._measure(command.call), command.front)
@@ -221,6 +228,8 @@ class EngineCore:
                 self._change_adapter(command)
             case LoadGrammar():
                 self._load_grammar(command)
+            case UpdateWeights() | StartProfile() | StopProfile():
+                self._maintenance.begin(command)
             case Shutdown():
                 self._running = False
             case _:
@@ -268,6 +277,9 @@ class EngineCore:
                 logger.error("%s: %s: %s", type(command).__name__, type(error).__name__, error)
             self._reply(command, ok=error is None, message="" if error is None else str(error))
         self._adapter_changes = pending
+
+    def _answer(self, command: MaintenanceCommand, ok: bool, message: str, moment: bool) -> None:
+        self._transport.send(Reply(command.call, ok, int(moment), message), command.front)
 
     def _confirm_pauses(self) -> None:
         """Answer the pauses: with nothing in flight no token follows, and the pages of a retraction are free."""

@@ -35,7 +35,10 @@ from sglang_lite.engine.messages import (
     Reply,
     Resume,
     Shutdown,
+    StartProfile,
+    StopProfile,
     UnloadAdapter,
+    UpdateWeights,
 )
 from sglang_lite.types import Int64Array, LogprobRecord, OutputColumns, RequestColumns
 
@@ -98,8 +101,19 @@ class Keys:
     keys: Int64Array
 
 
+MaintenanceCommand = UpdateWeights | StartProfile | StopProfile
 ControlCommand = (
-    AbortAll | Flush | Pause | Resume | QueryLoad | Ping | LoadAdapter | UnloadAdapter | LoadGrammar | Shutdown
+    AbortAll
+    | Flush
+    | Pause
+    | Resume
+    | QueryLoad
+    | Ping
+    | LoadAdapter
+    | UnloadAdapter
+    | LoadGrammar
+    | MaintenanceCommand
+    | Shutdown
 )
 Command = RequestColumns | Keys | ControlCommand
 ControlEvent = Reply | Load | Progress | Ready | Failure

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
-from sglang_lite.types import RequestExtras, RequestTimeline
+from sglang_lite.types import ProfileOptions, RequestExtras, RequestTimeline
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
@@ -108,6 +108,30 @@ class LoadGrammar(_Header, frozen=True, tag="load_grammar"):
     compiled: bytes
 
 
+class UpdateWeights(_Header, frozen=True, tag="update_weights"):
+    """Replace the model's weights by those of a directory, while nothing runs."""
+
+    front: int
+    call: int
+    path: str
+
+
+class StartProfile(_Header, frozen=True, tag="start_profile"):
+    """Record the steps. The reply's count is 1 when it is refused because steps are recorded already."""
+
+    front: int
+    call: int
+    options: ProfileOptions
+
+
+class StopProfile(_Header, frozen=True, tag="stop_profile"):
+    """End the recording and write the trace; the reply's message is its file. Its count is 1 when
+    nothing was recorded."""
+
+    front: int
+    call: int
+
+
 class Shutdown(_Header, frozen=True, tag="shutdown"):
     """Leave the loop; requests still live are dropped."""
 
@@ -176,6 +200,9 @@ CommandHeader = (
     | LoadAdapter
     | UnloadAdapter
     | LoadGrammar
+    | UpdateWeights
+    | StartProfile
+    | StopProfile
     | Shutdown
 )
 EventHeader = Output | Reply | Load | Progress | Ready | Failure

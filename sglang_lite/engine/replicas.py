@@ -19,7 +19,7 @@ from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.launcher import CORE_COMMAND
 from sglang_lite.engine.messages import PauseMode
 from sglang_lite.engine.routing import ReplicaLoads, chooser, select_requests
-from sglang_lite.types import Int64Array, OutputColumns, RequestColumns
+from sglang_lite.types import Int64Array, OutputColumns, ProfileOptions, RequestColumns, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +151,21 @@ class ReplicaClient:
     async def load_grammar(self, identity: str, compiled: bytes) -> None:
         """Send a compiled grammar to every core."""
         await self._all(lambda client: client.load_grammar(identity, compiled))
+
+    async def update_weights(self, path: str) -> None:
+        """Replace the weights of every core; see ``EngineClient.update_weights``. None begins while one is busy."""
+        busy = sum(load.num_running + load.num_waiting for _, load in await self.loads())
+        if busy:
+            raise RequestError(f"the replicas are busy with {busy} requests; abort them or wait", field="model_path")
+        await self._all(lambda client: client.update_weights(path))
+
+    async def start_profile(self, options: ProfileOptions) -> None:
+        """Record the steps of every core."""
+        await self._all(lambda client: client.start_profile(options))
+
+    async def stop_profile(self) -> str:
+        """End the recordings; returns the files, a comma between them."""
+        return ", ".join(await self._all(lambda client: client.stop_profile()))
 
     async def load(self) -> LoadSnapshot:
         """The load of all cores together, now."""

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
+from sglang_lite.types import ProfileOptions, StartupError
 
 
 class Executor(Protocol):
@@ -53,6 +54,29 @@ class AdaptingExecutor(Protocol):
 
     def unload_adapter(self, slot: int) -> Future[None]:
         """Empty a slot."""
+
+
+@runtime_checkable
+class MaintainedExecutor(Protocol):
+    """What an executor whose weights can be replaced, and whose steps can be recorded, offers beside ``Executor``.
+
+    The futures fail with ``StartupError`` where the caller asked for something impossible. Everything happens between
+    two plans; the caller sees to it that no plan is submitted while weights are replaced.
+    """
+
+    def load_weights(self, directory: str) -> Future[str]:
+        """Replace the model's weights by those of another checkpoint of the same model; what is there stays if that
+        one cannot be used."""
+
+    def start_profile(self, options: ProfileOptions) -> Future[str]:
+        """Record the steps from now on."""
+
+    def stop_profile(self) -> Future[str]:
+        """End the recording; the result is the file of the trace."""
+
+
+class WrongMomentError(StartupError):
+    """What was asked for is possible, but not now."""
 
 
 class ExecutionError(Exception):

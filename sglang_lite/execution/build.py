@@ -18,11 +18,12 @@ from sglang_lite.adapters.cpu import CpuOperations
 from sglang_lite.config import ServerConfig
 from sglang_lite.execution.base import AdaptingExecutor, Executor, RankLostError
 from sglang_lite.execution.context_length import served_context_length
-from sglang_lite.execution.executor import StepRunner, TorchExecutor
+from sglang_lite.execution.executor import Reloader, StepRunner, TorchExecutor
 from sglang_lite.execution.memory import WORKSPACE_SHARE, available_memory, plan_kv_budget
 from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.execution.recurrent_limits import plan_rows
+from sglang_lite.execution.reload import ModelReloader
 from sglang_lite.execution.warm_up import warm_up
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup
 from sglang_lite.models.adapter_settings import NamedAdapter, adapter_bytes, adapter_settings
@@ -78,12 +79,14 @@ class BuiltRunner:
     Attributes:
         num_threads: of one operation of the thread that runs it.
         adapters: to load at the start, into the first slots.
+        reloader: replaces the weights, None where that cannot be done.
     """
 
     runner: StepRunner
     limits: EngineLimits
     num_threads: int
     adapters: tuple[NamedAdapter, ...] = ()
+    reloader: Reloader | None = None
 
 
 def build_executor(
@@ -195,7 +198,16 @@ def build_runner(
         seconds,
         rows.row_bytes,
     )
-    return BuiltRunner(runner, limits, num_threads, settings.adapters if settings is not None else ())
+    reloader: Reloader | None = None
+    if parallel.size == 1 and settings is None:
+        reloader = ModelReloader(
+            description,
+            config.json_model_override_args,
+            weight_bytes,
+            lambda path: _load(config, path, ops, dtype, context_length, num_threads, parallel, None),
+            runner,
+        )
+    return BuiltRunner(runner, limits, num_threads, settings.adapters if settings is not None else (), reloader)
 
 
 def _executor_of(built: BuiltRunner) -> TorchExecutor:
@@ -205,7 +217,7 @@ def _executor_of(built: BuiltRunner) -> TorchExecutor:
 
     if isinstance(built.runner, DeviceRunner):
         return DeviceExecutor(built.runner)
-    return TorchExecutor(built.runner, num_threads=built.num_threads)
+    return TorchExecutor(built.runner, num_threads=built.num_threads, reloader=built.reloader)
 
 
 def _load_adapter(executor: Executor, slot: int, adapter: NamedAdapter) -> None:

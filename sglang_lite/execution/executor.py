@@ -8,14 +8,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from sglang_lite.execution.base import ExecutionError
 from sglang_lite.execution.model_adapters import ModelAdapters
+from sglang_lite.execution.profiler import StepProfiler
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
-from sglang_lite.types import StartupError
+from sglang_lite.types import ProfileOptions, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class _Task:
     """Something to do between two plans, and who waits for it."""
 
     action: Callable[[], None]
-    done: Future[None]
+    done: Future[Any]
 
     def run(self) -> None:
         _settling(self.action, self.done)()
@@ -33,7 +34,7 @@ class _Task:
             self.done.set_result(None)
 
 
-def _settling(action: Callable[[], None], future: Future[None]) -> Callable[[], None]:
+def _settling(action: Callable[[], None], future: Future[Any]) -> Callable[[], None]:
     """``action`` with whatever goes wrong in it handed to the future: nobody else would hear of it."""
 
     def run() -> None:
@@ -43,6 +44,13 @@ def _settling(action: Callable[[], None], future: Future[None]) -> Callable[[], 
             future.set_exception(error)
 
     return run
+
+
+class Reloader(Protocol):
+    """Reads other weights of the model that a runner has."""
+
+    def read(self, directory: str) -> Callable[[], None]:
+        """Check and read them; the result puts them in place and must not run during a step."""
 
 
 class StepRunner(Protocol):
@@ -62,9 +70,12 @@ class TorchExecutor:
     Args:
         runner: used by the worker thread only.
         num_threads: threads of one operation; None keeps torch's choice.
+        reloader: of the runner's weights; None where they cannot be replaced.
     """
 
-    def __init__(self, runner: StepRunner, *, num_threads: int | None = None) -> None:
+    def __init__(self, runner: StepRunner, *, num_threads: int | None = None, reloader: Reloader | None = None) -> None:
+        self._reloader = reloader
+        self._profiler = StepProfiler()
         self._runner = runner
         self._num_threads = num_threads
         self._plans: SimpleQueue[StepPlan | _Task | None] = SimpleQueue()
@@ -126,6 +137,40 @@ class TorchExecutor:
         self._plans.put(_Task(lambda: self._adapters().clear(slot), future))
         return future
 
+    def load_weights(self, directory: str) -> Future[str]:
+        """Read a checkpoint in a thread of its own, then put its weights in place between two plans."""
+        future: Future[str] = Future()
+
+        def read() -> None:
+            if self._reloader is None:
+                raise StartupError(
+                    "weights can be replaced on the host alone, by one rank and without adapters; restart the server "
+                    "with another --model-path"
+                )
+            install = self._reloader.read(directory)
+            self._plans.put(_Task(install, future))
+
+        threading.Thread(target=_settling(read, future), name="load weights", daemon=True).start()
+        return future
+
+    def start_profile(self, options: ProfileOptions) -> Future[str]:
+        """Record what the worker thread does from the next plan on."""
+
+        def start() -> str:
+            self._profiler.start(options)
+            return ""
+
+        return self._between_plans(start)
+
+    def stop_profile(self) -> Future[str]:
+        """Write the trace, between two plans."""
+        return self._between_plans(lambda: str(self._profiler.stop()))
+
+    def _between_plans(self, action: Callable[[], str]) -> Future[str]:
+        future: Future[str] = Future()
+        self._plans.put(_Task(lambda: future.set_result(action()), future))
+        return future
+
     def _adapters(self) -> ModelAdapters:
         if self._runner.adapters is None:
             raise StartupError("the model was loaded without adapters; start the server with --enable-lora")
@@ -152,6 +197,7 @@ class TorchExecutor:
                 plan.run()
             else:
                 self._execute(plan)
+                self._profiler.step_done()
 
     def _execute(self, plan: StepPlan) -> None:
         """Run a plan and put its result where ``collect`` takes it."""

@@ -58,6 +58,11 @@ class ModelRunner:
         if isinstance(model, RecurrentLanguageModel):
             self._recurrent = RecurrentStatePool(model.recurrent, num_rows, model.activation_dtype, ops)
 
+    def replace_model(self, model: CausalLanguageModel) -> None:
+        """Run another model of the same shapes from the next step on."""
+        self._model = model
+        self._scorer = LogprobScorer(model.logits, model.vocab_size)
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
         """Copy pages, feed the tokens, sample, score."""

@@ -92,6 +92,22 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     return entries
 
 
+def data_offset(entry: TensorEntry) -> int:
+    """Where the data of a tensor begins, in bytes from the start of its file.
+
+    Raises:
+        StartupError: the file is no longer what it was when the entry was read.
+    """
+    try:
+        with entry.file.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            header = _parse(entry.file, file.read(min(header_bytes, _MAX_HEADER_BYTES)))
+        begin = int(header[entry.name]["data_offsets"][0])
+    except (OSError, KeyError, TypeError, IndexError, ValueError) as error:
+        raise StartupError(f"cannot find tensor {entry.name!r} in {entry.file} any more: {error}") from error
+    return _LENGTH_BYTES + header_bytes + begin
+
+
 def _invalid_header(path: Path, reason: str) -> StartupError:
     return StartupError(f"invalid safetensors header in {path}: {reason}; download or convert the file again")
 

@@ -8,11 +8,6 @@ from sglang_lite.server.errors import json_response
 from sglang_lite.types import RequestError
 
 ADMINISTRATION = (
-    "/update_weights_from_disk",
-    "/update_weight_version",
-    "/get_weights_by_name",
-    "/start_profile",
-    "/stop_profile",
     "/release_memory_occupation",
     "/resume_memory_occupation",
     "/set_internal_state",

@@ -22,8 +22,10 @@ from sglang_lite.server.metrics_routes import add_metrics_routes, engine_collect
 from sglang_lite.server.middleware import error_middleware, generation_middleware, metrics_middleware
 from sglang_lite.server.native_routes import add_native_routes
 from sglang_lite.server.pooling_routes import add_pooling_routes
+from sglang_lite.server.profile_routes import add_profile_routes
 from sglang_lite.server.score_routes import add_score_routes
 from sglang_lite.server.tokenize_routes import add_tokenize_routes
+from sglang_lite.server.weight_routes import add_weight_routes
 
 
 def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) -> web.Application:
@@ -52,6 +54,8 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_load_routes(app)
     add_control_routes(app)
     add_adapter_routes(app)
+    add_weight_routes(app)
+    add_profile_routes(app)
     add_native_routes(app)
     add_completion_routes(app)
     add_chat_routes(app)

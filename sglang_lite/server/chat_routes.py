@@ -81,7 +81,7 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         return_logprob=logprobs,
         top_logprobs_num=top_logprobs,
     )
-    tokenizer, weights = context.engine.tokenizer, context.config.weight_version
+    tokenizer, weights = context.engine.tokenizer, context.weights.version
     return ChatCall(identity, model, sequences, sampling.n, options, logprobs, tokenizer, now(), weights)
 
 

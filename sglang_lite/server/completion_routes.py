@@ -121,7 +121,7 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         top_logprobs_num=logprobs or 0,
     )
     texts = [_echo_text(prompt, tokenizer) if echo else "" for prompt in prompts]
-    weights = context.config.weight_version
+    weights = context.weights.version
     return CompletionCall(
         identity, model, sequences, sampling.n, options, texts, echo, logprobs, tokenizer, now(), weights
     )

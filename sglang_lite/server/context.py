@@ -14,6 +14,8 @@ from aiohttp import web
 from sglang_lite.frontend.chat_template import ChatTemplate
 from sglang_lite.frontend.openai_sampling import default_sampling
 from sglang_lite.frontend.request_ids import RequestIds
+from sglang_lite.models.stored_values import checkpoint_stamp
+from sglang_lite.server.served_weights import ServedWeights
 
 if TYPE_CHECKING:
     from sglang_lite.config import ServerConfig
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from sglang_lite.frontend.tokenizer import Tokenizer
     from sglang_lite.models.description import ModelDescription
     from sglang_lite.observability.metrics import ServerMetrics
+    from sglang_lite.types import ProfileOptions
 
 
 class ServingEngine(Protocol):
@@ -53,6 +56,9 @@ class ServingEngine(Protocol):
     async def ping(self, timeout: float) -> None: ...
     async def pause(self, mode: str = "abort") -> None: ...
     async def resume(self) -> None: ...
+    async def update_weights(self, path: str) -> None: ...
+    async def start_profile(self, options: ProfileOptions) -> None: ...
+    async def stop_profile(self) -> str: ...
     async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None: ...
     async def unload_adapter(self, name: str) -> None: ...
 
@@ -79,6 +85,7 @@ class ServerContext:
         is_responsive: the engine's loop answered lately (see ``heartbeat``).
         paused: ``/pause_generation`` was called and not yet undone.
         chat_template: None without a tokenizer.
+        weights: what is served now; operators may replace them.
         native_defaults, chat_defaults: sampling parameters for keys that a request leaves out.
         requests_in_flight: generation requests between arrival and the end of their reply.
         idle: set while there are none.
@@ -112,6 +119,8 @@ class ServerContext:
         self.requests_in_flight = 0
         self.idle = asyncio.Event()
         self.idle.set()
+        path = config.model_path or ""
+        self.weights = ServedWeights(path, config.weight_version, checkpoint_stamp(path))
         self._request_ids = RequestIds()
 
     @property
@@ -122,7 +131,7 @@ class ServerContext:
     @property
     def accepted_model_names(self) -> tuple[str, ...]:
         """Names that a request may put into ``model``."""
-        return (self.config.public_name, self.config.model_path or "", "default")
+        return (self.config.public_name, self.weights.path, "default")
 
     def new_request_id(self, prefix: str) -> str:
         """An id that this server never gives again."""

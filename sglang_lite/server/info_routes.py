@@ -66,12 +66,12 @@ def model_info_body(context: ServerContext) -> dict[str, Any]:
     """The body of ``/model_info``."""
     config, info, description = context.config, context.engine.info, context.engine.description
     return {
-        "model_path": config.model_path,
+        "model_path": context.weights.path,
         "served_model_name": context.model_name,
         "tokenizer_path": config.effective_tokenizer_path,
         "is_generation": True,
         "preferred_sampling_params": config.preferred_sampling_params,
-        "weight_version": config.weight_version,
+        "weight_version": context.weights.version,
         "load_format": "auto",
         "reasoning_parser": None,
         "tool_call_parser": None,
@@ -99,6 +99,8 @@ def server_info_body(context: ServerContext, loads: Sequence[tuple[int, LoadSnap
     info, arguments = context.engine.info, context.config.public()
     state = info.recurrent_state
     limits = {
+        "model_path": context.weights.path,
+        "weight_version": context.weights.version,
         "served_model_name": context.model_name,
         "tokenizer_path": context.config.effective_tokenizer_path,
         "page_size": info.page_size,

@@ -21,7 +21,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     await refuse_endless_texts(context, call.requests)
     form = NativeFormat(
         tokenizer=context.engine.tokenizer,
-        weight_version=context.config.weight_version,
+        weight_version=context.weights.version,
         is_batch=call.is_batch,
         incremental=call.stream and context.config.incremental_streaming_output,
         text_in_logprobs=call.text_in_logprobs,

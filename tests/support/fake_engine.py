@@ -11,7 +11,7 @@ from sglang_lite.config import ServerConfig
 from sglang_lite.engine.adapter_registry import AdapterRegistry
 from sglang_lite.engine.info import EngineInfo, KvCacheInfo, LoadSnapshot
 from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput
-from sglang_lite.types import RequestError
+from sglang_lite.types import ProfileOptions, RequestError
 
 Script = Callable[[GenerateRequest], list[GenerationOutput | Exception]]
 
@@ -129,6 +129,15 @@ class FakeEngine:
 
     async def pause(self, mode: str = "abort") -> None:
         self.aborted.append(f"pause {mode}")
+
+    async def update_weights(self, path: str) -> None:
+        self.aborted.append(f"weights {path}")
+
+    async def start_profile(self, options: ProfileOptions) -> None:
+        self.aborted.append(f"profile {options.output_dir}")
+
+    async def stop_profile(self) -> str:
+        raise RequestError("profiling is not running", status=412)
 
     async def resume(self) -> None:
         self.aborted.append("resume")

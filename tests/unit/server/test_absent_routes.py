@@ -16,8 +16,7 @@ from tests.unit.server.test_routes import serving
         ("POST", "/v1/responses/resp_1/cancel"),
         ("POST", "/api/chat"),
         ("GET", "/api/tags"),
-        ("POST", "/update_weights_from_disk"),
-        ("GET", "/start_profile"),
+        ("POST", "/release_memory_occupation"),
     ],
 )
 async def test_absent_endpoints_are_501(method: str, path: str) -> None:
