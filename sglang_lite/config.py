@@ -42,7 +42,7 @@ DEFAULT_RESERVED_SLOTS = 512
 DEFAULT_DRAFT_TOKENS = 8
 """Tokens of a request verified in one step, its newest one included, when speculation is on."""
 
-_SECRETS = ("api_key", "admin_api_key")
+_SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password", "tenants")
 
 _MODEL = "Model and tokenizer"
 _HTTP = "HTTP server"
@@ -119,6 +119,24 @@ class ServerConfig(BaseModel):
     port: Annotated[int, Option(_HTTP, "Port to bind.", convert=values.port, minimum=0, maximum=65535)] = 30000
     api_key: Annotated[Text, Option(_HTTP, "Bearer key of the normal endpoints.")] = None
     admin_api_key: Annotated[Text, Option(_HTTP, "Bearer key of the administration endpoints.")] = None
+    ssl_keyfile: Annotated[Text, Option(_HTTP, "PEM file with the key of the certificate; serves HTTPS.")] = None
+    ssl_certfile: Annotated[Text, Option(_HTTP, "PEM file with the certificate and its chain.")] = None
+    ssl_ca_certs: Annotated[
+        Text, Option(_HTTP, "PEM file with authorities; certificates that clients present are checked against them.")
+    ] = None
+    ssl_keyfile_password: Annotated[Text, Option(_HTTP, "Password of the key.")] = None
+    enable_ssl_refresh: Annotated[
+        bool, Option(_HTTP, "Read the TLS files again when they change; SIGHUP does it at any time.")
+    ] = False
+    max_concurrent_requests: Annotated[
+        int,
+        Option(
+            _HTTP,
+            "Most generation requests in the server at once; more are answered with 503 before their body is read.",
+            convert=values.integer,
+            minimum=1,
+        ),
+    ] = 16384
     skip_server_warmup: Annotated[bool, Option(_HTTP, "Report ready without a generation of its own first.")] = False
     allow_auto_truncate: Annotated[bool, Option(_HTTP, "Cut over-long prompts instead of answering 400.")] = False
     stream_interval: Annotated[
@@ -204,6 +222,17 @@ class ServerConfig(BaseModel):
         bool, Option(_MEMORY, "Order by request priority (same as --schedule-policy priority).")
     ] = False
     schedule_low_priority_values_first: Annotated[bool, Option(_MEMORY, "Smaller priority values go first.")] = False
+    fair_scheduling: Annotated[
+        bool, Option(_MEMORY, "Share the engine fairly between tenants, whom --tenants or the x-tenant header names.")
+    ] = False
+    tenants: Annotated[
+        dict[str, Any] | None,
+        Option(
+            _MEMORY,
+            'JSON object of tenants: NAME -> weight, or {"weight": W, "api_key": KEY}; the key proves who calls.',
+            convert=values.json_object,
+        ),
+    ] = None
     max_wait_ms: Annotated[
         float,
         Option(

@@ -82,6 +82,13 @@ def check_options(config: ServerConfig) -> None:
     _check_keys(config)
     _check_pool(config)
     _check_grpc(config)
+    if config.tenants and not config.fair_scheduling:
+        raise StartupError("--tenants has an effect with --fair-scheduling only; add it, or leave the tenants out")
+    if config.fair_scheduling and config.schedule_policy == "lpm":
+        raise StartupError(
+            "--fair-scheduling with --schedule-policy lpm: the cached prefix would decide against the shares; "
+            "use fcfs or priority"
+        )
     if config.served_model_name is not None and ":" in config.served_model_name:
         raise StartupError(
             f"--served-model-name {config.served_model_name!r} must not contain ':' (it separates an adapter's name)"

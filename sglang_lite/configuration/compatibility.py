@@ -97,7 +97,7 @@ _REFUSED = {
         enable-prefix-mm-cache enable-profile-cuda-graph enable-quant-communications enable-response-store
         enable-return-aux-hidden-states enable-return-hidden-states enable-return-indexer-topk
         enable-return-routed-experts enable-scattered-sconv enable-session-radix-cache
-        enable-shared-experts-attn-tp enable-single-batch-overlap enable-ssl-refresh enable-streaming-session
+        enable-shared-experts-attn-tp enable-single-batch-overlap enable-streaming-session
         enable-strict-thinking enable-symm-mem enable-tokenizer-batch-encode enable-torch-compile-debug-mode
         enable-torch-symm-mem enable-trace enable-two-batch-overlap enable-unified-cache-external-linker
         enable-unified-memory enable-w4a4-mxfp4-megamoe enable-waterfill enable-watermark
@@ -179,7 +179,6 @@ _REFUSED = {
         retraction-policy=length return-hidden-states-mode rl-on-policy-target rl-quant-profile sidecar
         spec-trace-dir speculative-draft-model-path/speculative-draft-model
         speculative-ngram-external-corpus-path speculative-token-map
-        ssl-ca-certs ssl-certfile ssl-keyfile ssl-keyfile-password
         startup-weight-load-mode=serial tokenizer-backend=huggingface tokenizer-mode=auto tool-server
         trace-modules=request unified-cache-external-linker-backend=mooncake uno-lora-path warmups
         watermark-config weight-cache-mode=off weight-cache-socket

@@ -168,10 +168,14 @@ class AsyncEngine:
         try:
             if request.adapter is not None:
                 live.adapter = self.adapters.acquire(request.adapter)
+            arrived = time.time()
             token_ids = await self._token_ids(request)
+            tokenized = time.time()
             self._check_serving()
             grammar = await self._grammar(live)
             state = live.state = self._submit(live, token_ids, grammar)
+            waited = {"tokenization": tokenized - arrived, "grammar": state.received_at - tokenized}
+            state.preparation = waited
             reader: RequestReader = state.waiter
             while True:
                 await reader.wait()

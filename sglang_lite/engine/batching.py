@@ -69,6 +69,8 @@ def _extras(request: GenerateRequest, adapter: LoadedAdapter | None, grammar: st
         adapter_slot=NO_ADAPTER if adapter is None else adapter.slot,
         grammar=grammar,
         token_ids_logprob=request.token_ids_logprob if request.return_logprob else (),
+        tenant=request.tenant,
+        tenant_weight=request.tenant_weight,
     )
 
 

@@ -79,6 +79,7 @@ def make_scheduler(config: ServerConfig, info: EngineInfo) -> Scheduler:
             running_timeout=config.request_running_timeout or 0.0,
             overlap=not config.disable_overlap_schedule,
             draft_tokens=config.guessed_tokens,
+            fair=config.fair_scheduling,
         )
     )
 

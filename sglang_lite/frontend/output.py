@@ -15,7 +15,7 @@ from sglang_lite.frontend.detokenizer import IncrementalDetokenizer
 from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput, TokenLogprobs
 from sglang_lite.frontend.stop import StopChecker
 from sglang_lite.frontend.tokenizer import Tokenizer
-from sglang_lite.types import FinishCode, Float32Array, LogprobRecord, OutputColumns, RequestError
+from sglang_lite.types import FinishCode, Float32Array, LogprobRecord, OutputColumns, RequestError, RequestTimeline
 
 _RUNNING = int(FinishCode.RUNNING)
 _ERROR_TYPES = {
@@ -36,6 +36,7 @@ class SequenceState:
         finish_reason: None while running.
         output_ids, output_logprobs, input_logprobs, hidden_states: grow by appending.
         received_at, first_token_at, finished_at: on the clock of the ``now`` arguments.
+        timeline, preparation: where the time went, as in ``GenerationOutput``.
         parts: stable text so far, in pieces.
         wake_every: output tokens between two notices to a streaming reader.
     """
@@ -57,6 +58,8 @@ class SequenceState:
     retractions: int = 0
     first_token_at: float | None = None
     finished_at: float | None = None
+    timeline: RequestTimeline | None = None
+    preparation: dict[str, float] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
     wake_at: int = 1
     has_news: bool = False
@@ -173,6 +176,10 @@ class OutputProcessor:
             else:
                 state.has_news = True
             touched.append(state)
+        for key, record in frame.timelines.items():
+            known = states.get(key)
+            if known is not None:
+                known.timeline = record
         if frame.logprobs:
             self._apply_logprobs(frame.logprobs)
         if frame.retractions.any():
@@ -211,6 +218,8 @@ class OutputProcessor:
             received_at=state.received_at,
             first_token_at=state.first_token_at,
             finished_at=state.finished_at,
+            timeline=state.timeline,
+            preparation=state.preparation,
         )
 
     def _end(self, state: SequenceState, frame: OutputColumns, index: int, now: float) -> None:

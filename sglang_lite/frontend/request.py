@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_lite.types import Float32Array, SamplingParams
+from sglang_lite.types import Float32Array, RequestTimeline, SamplingParams
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +23,7 @@ class GenerateRequest:
         adapter: name of the low-rank adapter, None for the base model.
         timeout: seconds until the request is ended, None for the server's default.
         replica: the data parallel replica that shall serve it, None for any.
+        tenant, tenant_weight: who pays for it under fair scheduling, and that tenant's share.
     """
 
     request_id: str
@@ -42,6 +43,8 @@ class GenerateRequest:
     adapter: str | None = None
     timeout: float | None = None
     replica: int | None = None
+    tenant: str = ""
+    tenant_weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.prompt_field:
@@ -111,6 +114,8 @@ class GenerationOutput:
         input_logprobs, output_logprobs: when asked for.
         hidden_states: float32[P, H] blocks of the states behind the scored positions, in their order (the first prompt
             position has none); the state behind an output token is the one it was drawn from.
+        timeline: the scheduler's record, None before the prompt is computed.
+        preparation: seconds before the request was sent to the engine, by what they were spent on.
     """
 
     request_id: str
@@ -127,3 +132,5 @@ class GenerationOutput:
     received_at: float = 0.0
     first_token_at: float | None = None
     finished_at: float | None = None
+    timeline: RequestTimeline | None = None
+    preparation: dict[str, float] = field(default_factory=dict)

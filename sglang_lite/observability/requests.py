@@ -11,6 +11,8 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
 from sglang_lite.observability import buckets
+from sglang_lite.observability.phases import PhaseFamilies, PhaseSeries
+from sglang_lite.types import RequestTimeline
 
 
 class FinishLike(Protocol):
@@ -33,6 +35,10 @@ class SnapshotLike(Protocol):
     def finish_reason(self) -> FinishLike | None: ...
     @property
     def first_token_at(self) -> float | None: ...
+    @property
+    def finished_at(self) -> float | None: ...
+    @property
+    def timeline(self) -> RequestTimeline | None: ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,6 +58,7 @@ class RequestSeries:
     time_per_output_token: Histogram
     end_to_end: Histogram
     native: NativeSeries
+    phases: PhaseSeries
 
 
 class NativeSeries:
@@ -110,6 +117,7 @@ class RequestFamilies:
         )
         self._whole = histogram("e2e_request_latency_seconds", "Arrival to end.", streaming, whole)
         self._native = NativeSeries(registry)
+        self._phases = PhaseFamilies(registry, label_names)
 
     def series(self, labels: Mapping[str, str], *, streaming: bool) -> RequestSeries:
         """The series of requests with these label values."""
@@ -128,6 +136,7 @@ class RequestFamilies:
             time_per_output_token=self._per_token.labels(**kind),
             end_to_end=self._whole.labels(**kind),
             native=self._native,
+            phases=self._phases.series(labels),
         )
 
 
@@ -180,6 +189,7 @@ class RequestTracker:
         native.duration.observe(seconds)
         if self._last is not None:
             self._count_tokens(self._last)
+            self._series.phases.observe(self._last, time.time())
         reason: Any = self._last.finish_reason if self._last is not None else None
         if reason is None or reason.type == "abort":
             native.failed.inc()

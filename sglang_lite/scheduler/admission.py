@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sglang_lite.scheduler import lifecycle
+from sglang_lite.scheduler.fair_queue import FairQueue
 from sglang_lite.scheduler.request import Request, parameters_from_columns, special_bits
 from sglang_lite.scheduler.state import SchedulerState
 from sglang_lite.types import EMPTY_EXTRAS, FinishCode, RequestColumns
@@ -34,7 +36,10 @@ def admit(state: SchedulerState, columns: RequestColumns, now: float, matchers: 
         tokens = columns.token_ids[start:end]
         start = end
         key = keys[index]
-        rejection = _rejection(state, key, len(tokens), limits[index])
+        extras = columns.extras.get(index, EMPTY_EXTRAS)
+        tenants = state.queue.tenants
+        tenant = 0 if tenants is None else tenants.slot(extras.tenant, extras.tenant_weight)
+        rejection = _rejection(state, key, len(tokens), limits[index], tenant)
         if rejection is not None:
             state.outbox.add_rejected(key, *rejection)
             state.counters.finished[rejection[0]] += 1
@@ -43,17 +48,19 @@ def admit(state: SchedulerState, columns: RequestColumns, now: float, matchers: 
             # Never plan beyond the context length or the pool: such a request ends with LENGTH there.
             params["max_new_tokens"][index] = state.config.max_sequence_tokens - len(tokens)
         state.next_order += 1
-        extras = columns.extras.get(index, EMPTY_EXTRAS)
         request = Request(
             params[index], special[index], tokens, state.next_order, now, extras, matchers.get(index), reading
         )
+        request.tenant = tenant
         request.admitted_before = state.queue.num_admitted
         state.requests[key] = request
         state.queue.push(request)
         _set_deadlines(state, request, now)
 
 
-def _rejection(state: SchedulerState, key: int, num_tokens: int, max_new_tokens: int) -> tuple[FinishCode, str] | None:
+def _rejection(
+    state: SchedulerState, key: int, num_tokens: int, max_new_tokens: int, tenant: int
+) -> tuple[FinishCode, str] | None:
     config = state.config
     if key in state.requests:
         return FinishCode.ERROR, f"request key {key} is in use by a request that has not ended"
@@ -73,9 +80,21 @@ def _rejection(state: SchedulerState, key: int, num_tokens: int, max_new_tokens:
     if config.max_queued_requests is not None:
         # Requests that free rows are about to take do not count as queued.
         capacity = config.max_queued_requests + config.max_running_requests - state.table.num_live
-        if len(state.queue) >= capacity:
+        if len(state.queue) >= capacity and not _crowd_out(state, tenant):
             return FinishCode.QUEUE_FULL, QUEUE_FULL_MESSAGE
     return None
+
+
+def _crowd_out(state: SchedulerState, tenant: int) -> bool:
+    """Make room in a full queue: the tenant that fills it beyond its share loses its newest request."""
+    if not isinstance(state.queue, FairQueue) or not state.queue.tenants.crowds_out(tenant):
+        return False
+    request = state.queue.newest_of_heaviest()
+    if request is None:
+        return False
+    lifecycle.end(state, request, FinishCode.QUEUE_FULL, keep=False)
+    state.outbox.add(request, FinishCode.QUEUE_FULL, QUEUE_FULL_MESSAGE)
+    return True
 
 
 def _set_deadlines(state: SchedulerState, request: Request, now: float) -> None:

@@ -38,6 +38,7 @@ class SchedulerConfig:
         overlap: plan one step ahead of the tokens (two uncommitted plans instead of one).
         draft_tokens: tokens guessed for a row and verified in one step, at most; 0 guesses nothing. Guesses are made
             of the tokens so far, so it needs ``overlap`` off.
+        fair: whoever was served least goes first, between the tenants that requests name (see ``fairness``).
         free_page_watermark: share of the pool that ``maintain`` keeps free.
     """
 
@@ -61,6 +62,7 @@ class SchedulerConfig:
     overlap: bool = True
     draft_tokens: int = 0
     free_page_watermark: float = 0.03
+    fair: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_pages", "page_size", "context_length", "max_running_requests", "starvation_limit"):
@@ -78,6 +80,8 @@ class SchedulerConfig:
             )
         if self.policy not in ("fcfs", "lpm", "priority"):
             raise ValueError(f"policy is {self.policy!r}; allowed are fcfs, lpm and priority")
+        if self.fair and self.policy == "lpm":
+            raise ValueError("fair with the policy lpm: the cached prefix would decide against the shares")
         if not 0 <= self.free_page_watermark < 1:
             raise ValueError(f"free_page_watermark is {self.free_page_watermark}; allowed are 0 to below 1")
 

@@ -19,6 +19,10 @@ def start(state: SchedulerState, request: Request, prefix: PrefixUse, own: Int32
     """A waiting request gets a row, its cached prefix and its own pages (int32[]), and joins the prefill."""
     state.queue.remove(request)
     state.queue.num_admitted += 1
+    if state.queue.tenants is not None:
+        # What a preemption makes compute again is not the tenant's fault.
+        own_tokens = len(request.tokens) - prefix.start if request.started is None else 0
+        state.queue.tenants.start(request.tenant, own_tokens)
     request.target = len(request.tokens)
     if request.cached_tokens < 0:
         request.cached_tokens = prefix.reported
@@ -87,6 +91,8 @@ def written_tokens(state: SchedulerState, request: Request) -> int:
 def _leave(state: SchedulerState, request: Request, after: RequestState, num_written: int) -> None:
     if request.planned < request.target:
         state.prefilling.remove(request)
+    if state.queue.tenants is not None:
+        state.queue.tenants.stop(request.tenant)
     state.in_progress.remove(request)
     state.pages.release(request, num_written)
     state.table.vacate(request, after, state.last_step)

@@ -57,6 +57,8 @@ class Planner:
         state.next_step += 1
         state.in_flight.append(in_flight)
         self._count(decode, chunks)
+        if state.queue.tenants is not None:
+            state.queue.tenants.charge_outputs(state.table.tenant[in_flight.sample.rows])
         return in_flight.plan
 
     def _make_room(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang_lite.scheduler.config import SchedulerConfig
+from sglang_lite.scheduler.fairness import TenantCounters
 from sglang_lite.scheduler.request import Request
 
 _LOOKAHEAD = 64
@@ -31,6 +32,11 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def tenants(self) -> TenantCounters | None:
+        """Who was served how much; None without fair scheduling."""
+        return None
 
     def rank(self, request: Request) -> tuple[int, int]:
         """Sort key among requests: the smallest runs first and is preempted last."""

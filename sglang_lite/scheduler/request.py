@@ -111,6 +111,7 @@ class Request:
         admitted_before: requests the scheduler had admitted to run when this one arrived (a logical clock).
         started: time of the first chunk, None before it.
         timeline: where its time went.
+        tenant: slot of who pays for it, 0 without fair scheduling.
         matcher: where the output stands in its grammar, None without one. Kept over preemptions: the output is too.
     """
 
@@ -139,6 +140,7 @@ class Request:
         "state",
         "stop_token_ids",
         "target",
+        "tenant",
         "timeline",
         "tokens",
     )
@@ -178,6 +180,7 @@ class Request:
         self.admitted_before = 0
         self.started: float | None = None
         self.timeline = Timeline(arrival, reading)
+        self.tenant = 0
         self.stop_token_ids: tuple[int, ...] = ()
         if extras is not EMPTY_EXTRAS:
             if extras.stop_token_ids and not params["flags"] & RequestFlags.IGNORE_EOS:

@@ -9,6 +9,7 @@ from sglang_lite.scheduler.config import PauseMode, SchedulerConfig
 from sglang_lite.scheduler.deadlines import Deadlines
 from sglang_lite.scheduler.decode import DecodeBatch
 from sglang_lite.scheduler.drafting import DraftingBatch
+from sglang_lite.scheduler.fair_queue import FairQueue
 from sglang_lite.scheduler.outputs import Outbox
 from sglang_lite.scheduler.pages import RequestPages
 from sglang_lite.scheduler.plan import StepPlan
@@ -111,7 +112,7 @@ class SchedulerState:
             config=config,
             table=table,
             pages=pages,
-            queue=WaitingQueue(config),
+            queue=FairQueue(config) if config.fair else WaitingQueue(config),
             decode=decode,
             in_progress=PrefillsInProgress(config.page_size, enabled=config.enable_radix_cache),
         )

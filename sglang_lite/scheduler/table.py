@@ -34,6 +34,7 @@ class RequestTable:
         cached_tokens: int32[capacity]; retractions: uint8[capacity]: as reported with every token.
         adapter_slot: int32[capacity], slot of the request's low-rank adapter or ``NO_ADAPTER``.
         num_adapted: live rows that have one.
+        tenant: int32[capacity], slot of who pays for the row's request.
         requests: the request of each row, None where the row is free.
     """
 
@@ -57,6 +58,7 @@ class RequestTable:
         self.retractions: UInt8Array = np.zeros(capacity, dtype=np.uint8)
         self.adapter_slot: Int32Array = np.full(capacity, NO_ADAPTER, dtype=np.int32)
         self.num_adapted = 0
+        self.tenant: Int32Array = np.zeros(capacity, dtype=np.int32)
         self.requests: list[Request | None] = [None] * capacity
         self.num_live = 0
         self._free = list(range(capacity - 1, -1, -1))
@@ -88,6 +90,7 @@ class RequestTable:
         self.retractions[row] = min(request.retractions, 255)
         self.adapter_slot[row] = request.adapter_slot
         self.num_adapted += request.adapter_slot != NO_ADAPTER
+        self.tenant[row] = request.tenant
         self.requests[row] = request
         self.live[row] = True
         self.num_live += 1

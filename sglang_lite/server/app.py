@@ -15,6 +15,7 @@ from sglang_lite.server.completion_routes import add_completion_routes
 from sglang_lite.server.context import CONTEXT, ServerContext
 from sglang_lite.server.control_routes import add_control_routes
 from sglang_lite.server.cors import add_origin_headers, preflight_middleware
+from sglang_lite.server.explain_routes import add_explain_routes
 from sglang_lite.server.health_routes import add_health_routes
 from sglang_lite.server.info_routes import add_info_routes
 from sglang_lite.server.load_routes import add_load_routes
@@ -24,6 +25,7 @@ from sglang_lite.server.native_routes import add_native_routes
 from sglang_lite.server.pooling_routes import add_pooling_routes
 from sglang_lite.server.profile_routes import add_profile_routes
 from sglang_lite.server.score_routes import add_score_routes
+from sglang_lite.server.tenants import Tenants
 from sglang_lite.server.tokenize_routes import add_tokenize_routes
 from sglang_lite.server.weight_routes import add_weight_routes
 
@@ -43,8 +45,9 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
         context.metrics = ServerMetrics(context.model_name, role)
     if context.metrics is not None:
         middlewares.insert(0, metrics_middleware(context.metrics.http))
-    if config.api_key or config.admin_api_key:
-        middlewares.append(auth_middleware(config.api_key, config.admin_api_key))
+    tenant_keys = Tenants.of(config).keys
+    if config.api_key or config.admin_api_key or tenant_keys:
+        middlewares.append(auth_middleware(config.api_key, config.admin_api_key, tenant_keys))
     middlewares.append(generation_middleware)
     app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
     app[CONTEXT] = context
@@ -62,6 +65,7 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_pooling_routes(app)
     add_score_routes(app)
     add_tokenize_routes(app)
+    add_explain_routes(app)
     add_absent_routes(app)
     if context.metrics is not None:
         collector = engine_collector(context, context.metrics)

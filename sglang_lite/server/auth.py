@@ -1,8 +1,13 @@
-"""API keys: which routes need which key, and a constant-time comparison."""
+"""API keys: which routes need which key, and a constant-time comparison.
+
+Every route is closed unless it is named here: a route that somebody adds needs the key of the server.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -10,8 +15,10 @@ from aiohttp.typedefs import Handler, Middleware
 from sglang_lite.server.absent_routes import ADMINISTRATION
 from sglang_lite.server.errors import json_response
 
-_OPEN_PREFIXES = ("/health", "/ready", "/metrics")
-_ADMIN_OPTIONAL = frozenset(
+OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ready", "/metrics"})
+"""Routes without a key: what load balancers and Prometheus ask."""
+
+OPERATOR_ROUTES = frozenset(
     {
         "/abort_request",
         "/pause_generation",
@@ -27,35 +34,76 @@ _ADMIN_OPTIONAL = frozenset(
         *ADMINISTRATION,
     }
 )
+"""Routes that need the administrator's key where one is set."""
 
 
-def _matches(authorization: str, key: str) -> bool:
-    scheme, _, token = authorization.partition(" ")
-    # Bytes of a header that are no UTF-8 arrive as lone surrogates.
-    given = token.strip().encode("utf-8", "surrogateescape")
-    return scheme.lower() == "bearer" and hmac.compare_digest(given, key.encode("utf-8", "surrogateescape"))
+def presented_key(headers: Mapping[str, str]) -> str:
+    """The key of a call: ``Authorization: Bearer KEY``, or ``x-api-key`` as Anthropic's clients send it; else ""."""
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return headers.get("x-api-key", "").strip()
 
 
-def is_allowed(method: str, path: str, authorization: str, api_key: str | None, admin_api_key: str | None) -> bool:
-    """Whether a call may pass.
+def is_key(given: str, keys: Sequence[str]) -> bool:
+    """Whether ``given`` is one of ``keys``. The time it takes tells neither which, nor how much of it was right."""
+    # Bytes of a header that are no UTF-8 arrive as lone surrogates. Digests have one length, whatever was given.
+    digest = hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
+    found = False
+    for key in keys:
+        expected = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        found |= hmac.compare_digest(digest, expected)
+    return found and bool(given)
 
-    Normal routes need ``api_key`` when one is set. Operator routes need ``admin_api_key`` when one is set, else
-    ``api_key``. Health, readiness and metrics are always open.
+
+def is_allowed(
+    method: str,
+    path: str,
+    authorization: str,
+    api_key: str | None,
+    admin_api_key: str | None,
+    tenant_keys: Sequence[str] = (),
+) -> bool:
+    """Whether a call with this ``Authorization`` header may pass; see ``may_pass``."""
+    return may_pass(method, path, presented_key({"Authorization": authorization}), api_key, admin_api_key, tenant_keys)
+
+
+def may_pass(
+    method: str,
+    path: str,
+    given: str,
+    api_key: str | None,
+    admin_api_key: str | None,
+    tenant_keys: Sequence[str] = (),
+) -> bool:
+    """Whether a call with the key ``given`` may pass.
+
+    Normal routes need ``api_key``, or the key of a tenant, when there is any. Operator routes need ``admin_api_key``
+    when one is set, else ``api_key``; where only tenants have keys, no key opens them.
     """
-    if method == "OPTIONS" or path.startswith(_OPEN_PREFIXES):
+    if method == "OPTIONS" or path in OPEN_ROUTES:
         return True
-    required = admin_api_key if path in _ADMIN_OPTIONAL and admin_api_key else api_key
-    return not required or _matches(authorization, required)
+    if path in OPERATOR_ROUTES:
+        required = admin_api_key or api_key
+        if required:
+            return is_key(given, [required])
+        return not tenant_keys
+    keys = [*([api_key] if api_key else []), *tenant_keys]
+    return not keys or is_key(given, keys)
 
 
-def auth_middleware(api_key: str | None, admin_api_key: str | None) -> Middleware:
+def auth_middleware(api_key: str | None, admin_api_key: str | None, tenant_keys: Sequence[str] = ()) -> Middleware:
     """A middleware that answers 401 to calls without the key that their route needs."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        authorization = request.headers.get("Authorization", "")
-        if is_allowed(request.method, request.path, authorization, api_key, admin_api_key):
+        # The route that will answer decides, not the spelling of the path.
+        resource = request.match_info.route.resource
+        path = request.path if resource is None else resource.canonical
+        if may_pass(request.method, path, presented_key(request.headers), api_key, admin_api_key, tenant_keys):
             return await handler(request)
-        return json_response({"error": "Unauthorized"}, 401)
+        response = json_response({"error": "Unauthorized"}, 401)
+        response.headers["WWW-Authenticate"] = "Bearer"
+        return response
 
     return check

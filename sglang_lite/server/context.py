@@ -14,6 +14,8 @@ from aiohttp import web
 from sglang_lite.frontend.chat_template import ChatTemplate
 from sglang_lite.frontend.openai_sampling import default_sampling
 from sglang_lite.frontend.request_ids import RequestIds
+from sglang_lite.observability.explain import RecentSequences
+from sglang_lite.server.tenants import Tenants
 from sglang_lite.models.stored_values import checkpoint_stamp
 from sglang_lite.server.served_weights import ServedWeights
 
@@ -89,6 +91,8 @@ class ServerContext:
         native_defaults, chat_defaults: sampling parameters for keys that a request leaves out.
         requests_in_flight: generation requests between arrival and the end of their reply.
         idle: set while there are none.
+        tenants: who shares the engine under fair scheduling, None without it.
+        recent: sequences that run or ended lately, and where their time went.
 
     Raises:
         StartupError: the chat template is not valid.
@@ -121,6 +125,8 @@ class ServerContext:
         self.idle.set()
         path = config.model_path or ""
         self.weights = ServedWeights(path, config.weight_version, checkpoint_stamp(path))
+        self.tenants = Tenants.of(config) if config.fair_scheduling else None
+        self.recent = RecentSequences()
         self._request_ids = RequestIds()
 
     @property

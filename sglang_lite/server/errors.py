@@ -12,6 +12,9 @@ from sglang_lite.types import RequestError
 
 _OPENAI_PATHS = ("/v1/", "/tokenize", "/detokenize", "/invocations")
 _OPENAI_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+_RETRYABLE = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+RETRY_AFTER_SECONDS = "1"
+"""What a client that was turned away for lack of room is told to wait."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -56,7 +59,10 @@ def error_body(path: str, error: RequestError) -> dict[str, Any]:
 
 def error_response(path: str, error: RequestError) -> web.Response:
     """``error_body`` with the status of the error."""
-    return json_response(error_body(path, error), error.status)
+    response = json_response(error_body(path, error), error.status)
+    if error.status in _RETRYABLE:
+        response.headers["Retry-After"] = RETRY_AFTER_SECONDS
+    return response
 
 
 def stream_error(path: str, error: RequestError) -> dict[str, Any]:
@@ -66,5 +72,5 @@ def stream_error(path: str, error: RequestError) -> dict[str, Any]:
         kind = HTTPStatus(error.status).name
     if speaks_openai(path):
         return {"error": openai_error(error.message, error.status, kind=kind, param=error.field)}
-    retryable = error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+    retryable = error.status in _RETRYABLE
     return {"error": {"message": error.message, "type": kind, "code": error.status, "retryable": retryable}}

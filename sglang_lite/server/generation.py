@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, ExitStack, aclosing
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -15,6 +15,7 @@ import msgspec
 
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
 from sglang_lite.server.context import Phase, ServerContext
+from sglang_lite.server.tenants import assign_tenant
 from sglang_lite.types import RequestError
 
 Start = Callable[[GenerateRequest], AsyncGenerator[GenerationOutput, None]]
@@ -22,15 +23,16 @@ Start = Callable[[GenerateRequest], AsyncGenerator[GenerationOutput, None]]
 
 async def run_sequence(context: ServerContext, request: GenerateRequest) -> AsyncGenerator[GenerationOutput, None]:
     """Snapshots of one sequence, with its metrics kept. Closing the generator aborts the sequence."""
-    if context.metrics is None:
+    with ExitStack() as stack:
+        tracker = None
+        if context.metrics is not None:
+            tracker = stack.enter_context(context.metrics.track(streaming=request.stream))
+        note = stack.enter_context(context.recent.track(request.request_id))
         async with aclosing(context.engine.generate(request)) as snapshots:
             async for output in snapshots:
-                yield output
-        return
-    with context.metrics.track(streaming=request.stream) as tracker:
-        async with aclosing(context.engine.generate(request)) as snapshots:
-            async for output in snapshots:
-                tracker.observe(output)
+                note(output)
+                if tracker is not None:
+                    tracker.observe(output)
                 yield output
 
 
@@ -123,6 +125,7 @@ async def collect(
     Raises:
         RequestError: one of them could not be served or was ended by the server; the others are aborted.
     """
+    assign_tenant(requests)
     prompts = await prefill_prompts(context, requests, choices)
     if any(map(_is_aborted, prompts)):
         return _of_their_prompts(requests, prompts, choices)
@@ -141,6 +144,7 @@ class MergedStream:
     """
 
     def __init__(self, context: ServerContext, requests: Sequence[GenerateRequest], choices: int = 1) -> None:
+        assign_tenant(requests)
         self._context = context
         self._requests = requests
         self._choices = choices

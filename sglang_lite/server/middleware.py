@@ -11,6 +11,7 @@ from aiohttp.typedefs import Handler, Middleware
 from sglang_lite.observability.metrics import HttpMetrics
 from sglang_lite.server.context import Phase, context_of
 from sglang_lite.server.errors import error_response, json_response, openai_error
+from sglang_lite.server.tenants import enter_tenant
 from sglang_lite.types import RequestError
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,11 @@ async def generation_middleware(request: web.Request, handler: Handler) -> web.S
         raise RequestError(f"the engine is not running: {context.engine.failure or 'it was stopped'}", status=503)
     if context.phase is not Phase.READY:
         raise RequestError(f"the server is {context.phase.value}", status=503)
+    limit = context.config.max_concurrent_requests
+    if context.requests_in_flight >= limit:
+        raise RequestError(f"the server has {limit} requests in flight (--max-concurrent-requests)", status=503)
+    if context.tenants is not None:
+        enter_tenant(context.tenants.of_call(request.headers))
     with context.generation():
         return await handler(request)
 

@@ -10,6 +10,7 @@ from typing import Any
 from sglang_lite.engine.result import generation_result, result_options
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
+from sglang_lite.observability.explain import explanation
 
 _PER_TOKEN_LISTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 _PER_PROMPT_LISTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
@@ -24,6 +25,7 @@ class NativeFormat:
         incremental: stream events carry only what is new.
         text_in_logprobs: log-probabilities carry the token's text.
         with_timings: add the latencies that SGLang shows with metrics on.
+        explain: the last object of a sequence says where its time went.
     """
 
     tokenizer: Tokenizer | None
@@ -33,6 +35,7 @@ class NativeFormat:
     text_in_logprobs: bool
     return_prompt_token_ids: bool
     with_timings: bool
+    explain: bool = False
 
 
 class NativeWriter:
@@ -81,6 +84,8 @@ class NativeWriter:
         if self._form.return_prompt_token_ids:
             body["prompt_token_ids"] = self._prompt_ids(index)
         body["meta_info"]["response_sent_to_client_ts"] = now
+        if self._form.explain:
+            body["meta_info"]["explain"] = explanation(output, now)
         if self._form.with_timings:
             finished = now if output.finished_at is None else output.finished_at
             first = finished if output.first_token_at is None else output.first_token_at

@@ -8,6 +8,7 @@ from sglang_lite.server.bodies import read_object
 from sglang_lite.server.context import context_of
 from sglang_lite.server.errors import json_response
 from sglang_lite.server.event_replies import reply_with_events
+from sglang_lite.server.explain_routes import wants_explanation
 from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.native_format import NativeFormat, NativeWriter
 from sglang_lite.server.native_parse import read_call
@@ -17,7 +18,8 @@ from sglang_lite.server.text_length import refuse_endless_texts
 async def generate(request: web.Request) -> web.StreamResponse:
     """Generate for one prompt or a batch."""
     context = context_of(request)
-    call = read_call(context, await read_object(request), request.headers)
+    body = await read_object(request)
+    call = read_call(context, body, request.headers)
     await refuse_endless_texts(context, call.requests)
     form = NativeFormat(
         tokenizer=context.engine.tokenizer,
@@ -27,6 +29,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         text_in_logprobs=call.text_in_logprobs,
         return_prompt_token_ids=call.return_prompt_token_ids,
         with_timings=context.config.enable_metrics,
+        explain=wants_explanation(body),
     )
     writer = NativeWriter(form, call.requests)
     if call.stream:

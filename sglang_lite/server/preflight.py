@@ -6,6 +6,8 @@ from sglang_lite.config import ServerConfig
 from sglang_lite.frontend.chat_template import ChatTemplate, parse_template_variables, read_template_option
 from sglang_lite.frontend.tokenizer import read_chat_templates
 from sglang_lite.frontend.validation import parse_sampling_params
+from sglang_lite.server.tenants import Tenants
+from sglang_lite.server.tls import Certificates
 from sglang_lite.types import RequestError, StartupError
 
 
@@ -16,8 +18,11 @@ def check_text_side(config: ServerConfig) -> None:
         config: prepared by ``startup.prepare``.
 
     Raises:
-        StartupError: the template is not valid, or a default would be refused in a request.
+        StartupError: the template is not valid, a default would be refused in a request, or the TLS files or the
+            tenants cannot be used.
     """
+    Certificates.of(config)
+    Tenants.of(config)
     if not config.skip_tokenizer_init:
         if config.chat_template is None:
             templates = read_chat_templates(config.effective_tokenizer_path)

@@ -18,12 +18,14 @@ from aiohttp import web
 
 from sglang_lite.config import ServerConfig
 from sglang_lite.engine.async_engine import AsyncEngine
+from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.observability.progress import ProgressLine
 from sglang_lite.server.app import make_app
 from sglang_lite.server.context import Phase, ServerContext
 from sglang_lite.server.health_routes import probe
 from sglang_lite.server.heartbeat import watch_heartbeat
 from sglang_lite.server.preflight import check_text_side
+from sglang_lite.server.tls import Certificates
 from sglang_lite.types import RequestError, StartupError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ _BACKLOG = 4096
 _WATCH_SECONDS = 0.25
 _ABORT_SECONDS = 1.0
 """How long the engine gets to take the abort at a shutdown, and then clients to receive the end of their requests."""
-_SECRET_FLAGS = ("--api-key", "--admin-api-key")
+_SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password", "--tenants")
 EXIT_ENGINE_DIED = 3
 
 
@@ -154,10 +156,20 @@ async def _listening(context: ServerContext) -> AsyncIterator[Callable[[], Await
     """
     config = context.config
     # Without access log: a line for every request costs more than many of them take.
-    runner = web.AppRunner(make_app(context), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+    runner = web.AppRunner(
+        make_app(context),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=0.2,
+        max_line_size=LIMITS.header_bytes,
+        max_field_size=LIMITS.header_bytes,
+    )
+    certificates = Certificates.of(config)
+    watching: asyncio.Task[None] | None = None
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG)
+        tls = None if certificates is None else certificates.context
+        site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG, ssl_context=tls)
         try:
             await site.start()
         except OSError as error:
@@ -165,10 +177,16 @@ async def _listening(context: ServerContext) -> AsyncIterator[Callable[[], Await
                 f"cannot bind {config.host}:{config.port}: {error.strerror or error}; "
                 f"choose another --port or end the program that uses it"
             ) from error
+        if certificates is not None:
+            certificates.reload_on_hangup()
+            if config.enable_ssl_refresh:
+                watching = asyncio.create_task(certificates.watch())
         for address in runner.addresses:
-            logger.info("listening on http://%s:%d", *address[:2])
+            logger.info("listening on %s://%s:%d", "http" if tls is None else "https", *address[:2])
         yield site.stop
     finally:
+        if watching is not None:
+            watching.cancel()
         await runner.cleanup()
 
 

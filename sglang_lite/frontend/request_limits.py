@@ -1,0 +1,66 @@
+"""What one request may ask for at most: every limit in one table, checked before any work is done.
+
+A limit is far above what a useful request needs and low enough that a request at all limits at once cannot hurt
+another one. Limits that follow from the model (context length, vocabulary) or from an option of the server
+(``--max-concurrent-requests``, ``--max-queued-requests``) are not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Final
+
+from sglang_lite.types import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """The table. Over ``body_bytes`` the answer is 413, over ``header_bytes`` 400 and the end of the connection,
+    otherwise 400 with the field's name.
+
+    Attributes:
+        body_bytes, header_bytes: the body; one header, or the request line.
+        sequences: prompts times choices; choices: ``n`` and ``best_of``.
+        request_id, salt: characters of ``rid``, and of ``cache_salt`` or ``extra_key``.
+        messages: of a chat; tools, tool_bytes: tools, and all of them as JSON.
+        prompt_characters: of a rendered chat; template_seconds: how long rendering it may take.
+        stop_strings, stop_characters: strings and patterns each, and the characters of all strings.
+        pattern_bytes, pattern_instructions: of a stop pattern, and of all compiled patterns together.
+        stop_token_ids, logit_biases, scored_token_ids: entries of these fields.
+        top_logprobs: of ``/generate``; openai_top_logprobs: of the OpenAI routes.
+    """
+
+    body_bytes: int = 32 * 1024 * 1024
+    header_bytes: int = 8190
+    sequences: int = 8192
+    choices: int = 256
+    request_id: int = 256
+    salt: int = 1024
+    messages: int = 16384
+    tools: int = 1024
+    tool_bytes: int = 4 * 1024 * 1024
+    prompt_characters: int = 64 * 1024 * 1024
+    template_seconds: float = 5.0
+    stop_strings: int = 32
+    stop_characters: int = 8192
+    pattern_bytes: int = 256
+    pattern_instructions: int = 1024
+    stop_token_ids: int = 4096
+    logit_biases: int = 65536
+    scored_token_ids: int = 4096
+    top_logprobs: int = 1024
+    openai_top_logprobs: int = 128
+
+
+LIMITS: Final = RequestLimits()
+
+
+def check_entries(field: str, value: Sized, limit: int) -> None:
+    """Refuse a list or an object that is too long, before its entries are looked at.
+
+    Raises:
+        RequestError: names the field, the number and the limit.
+    """
+    if len(value) > limit:
+        raise RequestError(f"{field} has {len(value)} entries, over the limit of {limit}", field=field)
