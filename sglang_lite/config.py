@@ -105,6 +105,13 @@ class ServerConfig(BaseModel):
             choices=("xgrammar", "llguidance", "none"),
         ),
     ] = None
+    tool_call_parser: Annotated[
+        Text,
+        Option(_MODEL, "Format of the model's tool calls: hermes, qwen3_coder, llama3, ...; auto: by the template."),
+    ] = None
+    reasoning_parser: Annotated[
+        Text, Option(_MODEL, "Format of the model's reasoning: deepseek-r1, qwen3, ...; auto: by the template.")
+    ] = None
     sampling_defaults: Annotated[
         str,
         Option(_MODEL, "Default sampling: from generation_config.json or OpenAI's.", choices=("model", "openai")),

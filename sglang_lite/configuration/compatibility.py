@@ -53,14 +53,14 @@ _IGNORED = {
         fp8-gemm-backend hicache-host-memory-mode hicache-io-backend hicache-mem-layout
         hicache-storage-backend-extra-config hicache-storage-prefetch-policy hicache-write-policy log-level-http
         log-requests-format mm-attention-backend moe-a2a-backend moe-runner-backend
-        nsa-decode-backend nsa-prefill-backend otlp-traces-endpoint prefill-attention-backend reasoning-parser
+        nsa-decode-backend nsa-prefill-backend otlp-traces-endpoint prefill-attention-backend
         sampling-backend speculative-adaptive-config speculative-attention-mode
         speculative-draft-attention-backend speculative-draft-kv-cache-dtype speculative-draft-load-format
         speculative-draft-model-quantization
         speculative-draft-model-revision speculative-dsa-topk-backend speculative-dspark-confidence-sts-path
         speculative-dspark-sps-table-path speculative-moe-a2a-backend speculative-moe-runner-backend
         speculative-ngram-match-type
-        tokenizer-metrics-custom-labels-header tool-call-parser
+        tokenizer-metrics-custom-labels-header
     """,
     "json": """
         cuda-graph-config deepep-config model-loader-extra-config

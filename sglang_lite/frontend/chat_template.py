@@ -32,6 +32,9 @@ class ChatTemplate:
         templates: name -> source. "default" is for ordinary chats, "tool_use" (if there) for those with tools.
         variables: special tokens by name, such as ``bos_token``.
         default_variables: further template variables that a request may overrule.
+    Attributes:
+        source: all templates, for those who look for what they mention.
+
     Raises:
         StartupError: a template is not valid Jinja.
     """
@@ -45,6 +48,7 @@ class ChatTemplate:
     ) -> None:
         environment = _environment()
         self._templates = {name: _compile(environment, name, source) for name, source in templates.items()}
+        self.source = "\n".join(templates.values())
         self._knows_developer = {name: "developer" in source for name, source in templates.items()}
         self._variables = dict(variables or {})
         self._default_variables = dict(default_variables or {})

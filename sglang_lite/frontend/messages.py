@@ -10,7 +10,7 @@ import msgspec
 from sglang_lite.frontend.fields import describe, read_object, shorten, wrong_type
 from sglang_lite.types import RequestError
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "latest_reminder", "root")
 
 
 def normalize_messages(raw: object) -> list[dict[str, Any]]:

@@ -28,8 +28,6 @@ _OTHERS = (
     "/api/show",
     "/open_session",
     "/close_session",
-    "/parse_function_call",
-    "/separate_reasoning",
     "/vertex_generate",
 )
 

@@ -22,6 +22,7 @@ from sglang_lite.server.load_routes import add_load_routes
 from sglang_lite.server.metrics_routes import add_metrics_routes, engine_collector
 from sglang_lite.server.middleware import error_middleware, generation_middleware, metrics_middleware
 from sglang_lite.server.native_routes import add_native_routes
+from sglang_lite.server.parsing_routes import add_parsing_routes
 from sglang_lite.server.pooling_routes import add_pooling_routes
 from sglang_lite.server.profile_routes import add_profile_routes
 from sglang_lite.server.score_routes import add_score_routes
@@ -65,6 +66,7 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_pooling_routes(app)
     add_score_routes(app)
     add_tokenize_routes(app)
+    add_parsing_routes(app)
     add_explain_routes(app)
     add_absent_routes(app)
     if context.metrics is not None:

@@ -9,11 +9,21 @@ from typing import Any
 from aiohttp import web
 
 from sglang_lite.frontend.openai_sampling import chat_sampling
-from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
+from sglang_lite.frontend.parsing.answer import AnswerFormat
+from sglang_lite.frontend.parsing.events import TextDelta
+from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
+from sglang_lite.frontend.tool_choice import read_tool_choice
 from sglang_lite.server import fields
 from sglang_lite.server.bodies import read_object
-from sglang_lite.server.chat_prompt import chat_prompt
+from sglang_lite.server.chat_answer import (
+    ChoiceReader,
+    answer_format,
+    delta_object,
+    message_object,
+    visible_markers,
+)
+from sglang_lite.server.chat_prompt import chat_prompt, template_variables
 from sglang_lite.server.context import ServerContext, context_of
 from sglang_lite.server.errors import json_response
 from sglang_lite.server.event_replies import reply_with_events
@@ -49,10 +59,18 @@ class ChatCall:
     tokenizer: Tokenizer | None
     created: int
     weight_version: str
+    how: AnswerFormat
 
     def header(self, kind: str) -> dict[str, Any]:
         """The fields that open the reply and every chunk."""
         return {"id": self.identity.shown, "object": kind, "created": self.created, "model": self.model}
+
+    def readers(self) -> list[ChoiceReader]:
+        """A reader for every sequence."""
+        return [
+            ChoiceReader(self.how, self.tokenizer, skip_special_tokens=one.sampling.skip_special_tokens)
+            for one in self.sequences
+        ]
 
 
 def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str, str]) -> ChatCall:
@@ -66,13 +84,20 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
     top_logprobs = fields.integer(body, "top_logprobs", minimum=0, maximum=_MAX_TOP_LOGPROBS) or 0
     if top_logprobs and not logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
-    sampling = chat_sampling(body, vocab_size=context.engine.info.vocab_size, defaults=context.chat_defaults)
+    tools, values = read_tool_choice(body), body
+    if tools.forced:
+        values = {**body, "json_schema": tools.schema(single=not tools.toolset.parallel)}
+    sampling = chat_sampling(values, vocab_size=context.engine.info.vocab_size, defaults=context.chat_defaults)
+    prompt, variables = chat_prompt(context, body, tools), template_variables(body)
+    is_constrained = sampling.grammar is not None
+    how = answer_format(context, body, tools, prompt, variables, is_constrained=is_constrained)
+    sampling = visible_markers(sampling, how, tools, context.engine.tokenizer)
     identity = Identity.read(context, body, headers, "chatcmpl-")
     sequences = build_sequences(
         context,
         body,
         headers,
-        [chat_prompt(context, body)],
+        [prompt],
         sampling,
         identity,
         prompt_fields=["messages" if body.get("input_ids") is None else "input_ids"],
@@ -82,7 +107,7 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         top_logprobs_num=top_logprobs,
     )
     tokenizer, weights = context.engine.tokenizer, context.weights.version
-    return ChatCall(identity, model, sequences, sampling.n, options, logprobs, tokenizer, now(), weights)
+    return ChatCall(identity, model, sequences, sampling.n, options, logprobs, tokenizer, now(), weights, how)
 
 
 class ChatStreamWriter:
@@ -92,7 +117,7 @@ class ChatStreamWriter:
         self._call = call
         count = len(call.sequences)
         self._header = call.header("chat.completion.chunk")
-        self._sent_text = [0] * count
+        self._readers = call.readers()
         self._sent_logprobs = [0] * count
         self._newest: list[GenerationOutput | None] = [None] * count
         self._frames: dict[int, FixedFrame] = {}
@@ -114,6 +139,8 @@ class ChatStreamWriter:
             "matched_stop": matched,
         }
         chunk = {**self._header, "choices": [choice]}
+        if "tool_calls" in delta:
+            chunk["usage"] = None
         if self._call.options.continuous_usage:
             chunk["usage"] = self.usage()
         return chunk
@@ -132,25 +159,29 @@ class ChatStreamWriter:
         self._newest[index] = output
         if first:
             yield self._chunk(index, {"reasoning_content": None, "role": "assistant", "content": ""})
-        text = output.text[self._sent_text[index] :]
+        reader = self._readers[index]
+        deltas = reader.read(output)
         positions = output.output_logprobs[self._sent_logprobs[index] :] if self._call.logprobs else []
-        if text or positions:
-            self._sent_text[index] = len(output.text)
-            if not positions and not self._call.options.continuous_usage:
-                yield self._frame(index).encode(text)
-                text = ""
-        if text or positions:
+        if positions:
+            # They belong to the tokens of the snapshot: the first chunk that these make carries them.
             self._sent_logprobs[index] += len(positions)
-            logprobs = chat_logprobs(positions, self._call.tokenizer) if positions else None
-            yield self._chunk(index, {"reasoning_content": None, "content": text}, logprobs=logprobs)
+            first_delta = deltas.pop(0) if deltas else TextDelta("")
+            logprobs = chat_logprobs(positions, self._call.tokenizer)
+            yield self._chunk(index, delta_object(reader, first_delta), logprobs=logprobs)
+        for delta in deltas:
+            if isinstance(delta, TextDelta) and not self._call.options.continuous_usage:
+                yield self._frame(index).encode(delta.text)
+            else:
+                yield self._chunk(index, delta_object(reader, delta))
         reason = output.finish_reason
         if reason is not None:
-            delta = {"reasoning_content": None}
-            yield self._chunk(index, delta, finish_reason=finish_name(reason), matched=matched_stop(reason))
+            name, matched = _ending(reader, reason)
+            yield self._chunk(index, {"reasoning_content": None}, finish_reason=name, matched=matched)
 
     def usage(self) -> dict[str, Any]:
         """Usage so far."""
-        return total_usage(self._newest, self._call.choices)
+        reasoning = sum(reader.reasoning_tokens for reader in self._readers)
+        return total_usage(self._newest, self._call.choices, reasoning)
 
     def closing_events(self) -> Iterator[Any]:
         """The usage chunk, when asked for."""
@@ -158,13 +189,22 @@ class ChatStreamWriter:
             yield {**self._header, "choices": [], "usage": self.usage()}
 
 
-def _choice(call: ChatCall, index: int, output: GenerationOutput) -> dict[str, Any]:
+def _ending(reader: ChoiceReader, reason: FinishReason | None) -> tuple[str | None, int | str | None]:
+    """``finish_reason`` and ``matched_stop`` of a choice."""
+    if reason is not None and reader.ends_with_calls(reason):
+        return "tool_calls", None
+    return finish_name(reason), matched_stop(reason)
+
+
+def _choice(call: ChatCall, index: int, reader: ChoiceReader, output: GenerationOutput) -> dict[str, Any]:
+    message = message_object(reader, reader.read(output))
+    name, matched = _ending(reader, output.finish_reason)
     return {
         "index": index,
-        "message": {"role": "assistant", "content": output.text, "reasoning_content": None},
+        "message": message,
         "logprobs": chat_logprobs(output.output_logprobs, call.tokenizer) if call.logprobs else None,
-        "finish_reason": finish_name(output.finish_reason),
-        "matched_stop": matched_stop(output.finish_reason),
+        "finish_reason": name,
+        "matched_stop": matched,
     }
 
 
@@ -177,10 +217,14 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         merged = MergedStream(context, call.sequences, call.choices)
         return await reply_with_events(request, merged, ChatStreamWriter(call))
     outputs = await collect(context, call.sequences, call.choices)
+    readers = call.readers()
     body = {
         **call.header("chat.completion"),
-        "choices": [_choice(call, index, output) for index, output in enumerate(outputs)],
-        "usage": total_usage(outputs, call.choices),
+        "choices": [
+            _choice(call, index, reader, output)
+            for index, (reader, output) in enumerate(zip(readers, outputs, strict=True))
+        ],
+        "usage": total_usage(outputs, call.choices, sum(reader.reasoning_tokens for reader in readers)),
         "metadata": {"weight_version": call.weight_version},
     }
     return json_response(body)

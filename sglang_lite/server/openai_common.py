@@ -58,30 +58,32 @@ class StreamOptions:
         )
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """The usage object."""
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0) -> dict[str, Any]:
+    """The usage object; ``completion_tokens`` counts those of the reasoning too."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
-        "reasoning_tokens": 0,
-        "completion_tokens_details": None,
+        "reasoning_tokens": reasoning_tokens,
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens} if reasoning_tokens else None,
     }
 
 
-def total_usage(outputs: Sequence[GenerationOutput | None], choices: int) -> dict[str, Any]:
+def total_usage(outputs: Sequence[GenerationOutput | None], choices: int, reasoning_tokens: int = 0) -> dict[str, Any]:
     """Usage of a request: prompts counted once however many choices they have, output tokens over all of them.
 
     Args:
         outputs: newest snapshot of every sequence, prompt-major; None for one that has not answered.
         choices: sequences of each prompt.
+        reasoning_tokens: output tokens of all sequences that are reasoning.
     """
     prompts = [output for output in outputs[::choices] if output is not None]
     return usage(
         sum(output.prompt_tokens for output in prompts),
         sum(output.completion_tokens for output in outputs if output is not None),
         sum(output.cached_tokens for output in prompts),
+        reasoning_tokens,
     )
 
 

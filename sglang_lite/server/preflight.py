@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sglang_lite.config import ServerConfig
 from sglang_lite.frontend.chat_template import ChatTemplate, parse_template_variables, read_template_option
+from sglang_lite.frontend.parsing.formats import TOOL_FORMATS
+from sglang_lite.frontend.parsing.reasoning import REASONING_FORMATS
 from sglang_lite.frontend.tokenizer import read_chat_templates
 from sglang_lite.frontend.validation import parse_sampling_params
 from sglang_lite.server.tenants import Tenants
@@ -29,6 +33,8 @@ def check_text_side(config: ServerConfig) -> None:
         else:
             templates = {"default": read_template_option(config.chat_template)}
         ChatTemplate(templates)
+    _check_parser("--tool-call-parser", config.tool_call_parser, TOOL_FORMATS)
+    _check_parser("--reasoning-parser", config.reasoning_parser, REASONING_FORMATS)
     try:
         parse_template_variables(config.default_chat_template_kwargs)
     except RequestError as error:
@@ -37,3 +43,8 @@ def check_text_side(config: ServerConfig) -> None:
         parse_sampling_params(config.preferred_sampling_params)
     except RequestError as error:
         raise StartupError(f"--preferred-sampling-params: {error.message}") from error
+
+
+def _check_parser(option: str, name: str | None, known: Iterable[str]) -> None:
+    if name is not None and name != "auto" and name not in known:
+        raise StartupError(f"{option}: {name!r} is not supported; allowed: auto, {', '.join(sorted(known))}")
