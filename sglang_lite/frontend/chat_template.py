@@ -15,10 +15,11 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sglang_lite.frontend.fields import read_object, wrong_type
 from sglang_lite.frontend.messages import normalize_messages
+from sglang_lite.frontend.request_limits import LIMITS, check_entries
+from sglang_lite.frontend.template_bounds import BoundedEnvironment, render_bounded
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.types import RequestError, StartupError
 
@@ -87,8 +88,11 @@ class ChatTemplate:
             continue_final_message: end the prompt inside the last message, which must be the assistant's.
             variables: the request's ``chat_template_kwargs``, unchecked.
         Raises:
-            RequestError: 400 for messages that are malformed or that the template refuses, or without a template.
+            RequestError: 400 for messages that are malformed, too many, or that the template refuses or takes too
+                long for, or without a template.
         """
+        if isinstance(messages, list):
+            check_entries("messages", messages, LIMITS.messages)
         checked = normalize_messages(messages)
         extra = parse_template_variables(variables)
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
@@ -131,6 +135,9 @@ def parse_tools(raw: object) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(raw, list):
         wrong_type("tools", raw, "a sequence of tools")
+    check_entries("tools", raw, LIMITS.tools)
+    if len(json.dumps(raw)) > LIMITS.tool_bytes:
+        raise RequestError(f"tools are over the limit of {LIMITS.tool_bytes} bytes", field="tools")
     tools = []
     for index, item in enumerate(raw):
         tool = dict(read_object(f"tools[{index}]", item))
@@ -177,10 +184,8 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-    )
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -206,7 +211,7 @@ def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
 
 
-def _compile(environment: ImmutableSandboxedEnvironment, name: str, source: str) -> jinja2.Template:
+def _compile(environment: BoundedEnvironment, name: str, source: str) -> jinja2.Template:
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
@@ -215,7 +220,7 @@ def _compile(environment: ImmutableSandboxedEnvironment, name: str, source: str)
 
 def _render(template: jinja2.Template, context: dict[str, Any]) -> str:
     try:
-        return template.render(context)
+        return render_bounded(template, context)
     except jinja2.TemplateError as error:
         raise RequestError(f"the chat template refused the messages: {error}", field="messages") from error
     except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 
 from sglang_lite.frontend.fields import wrong_type
+from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.types import RequestError
 
-MAX_REQUEST_ID_LENGTH = 256
+MAX_REQUEST_ID_LENGTH = LIMITS.request_id
 
 
 class RequestIds:

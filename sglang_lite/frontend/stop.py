@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 import re2
 
+from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.types import RequestError
 
-MAX_STOPS = 32
-MAX_STOP_LENGTH = 8192
+MAX_STOPS = LIMITS.stop_strings
+MAX_STOP_LENGTH = LIMITS.stop_characters
 """Characters in all stop strings of a request; bounds the work of a token."""
-MAX_PATTERN_BYTES = 256
-MAX_PROGRAM_SIZE = 1024
+MAX_PATTERN_BYTES = LIMITS.pattern_bytes
+MAX_PROGRAM_SIZE = LIMITS.pattern_instructions
 """Instructions of all compiled patterns of one request."""
 _MAX_WINDOW = 16384
 _SEARCH_STEPS = 1 << 20

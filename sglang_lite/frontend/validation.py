@@ -21,10 +21,11 @@ from sglang_lite.frontend.fields import (
     shorten,
     wrong_type,
 )
+from sglang_lite.frontend.request_limits import LIMITS, check_entries
 from sglang_lite.frontend.stop import MAX_STOP_LENGTH, MAX_STOPS, compile_stop_patterns
 from sglang_lite.types import Grammar, GrammarKind, RequestError, SamplingParams
 
-MAX_SAMPLES = 256
+MAX_SAMPLES = LIMITS.choices
 """Largest ``n``."""
 GREEDY_TEMPERATURE = 1e-6
 """Temperatures below this one mean greedy."""
@@ -111,6 +112,7 @@ def _build(
     if single is not None:
         read["stop_token_ids"] = (*read.get("stop_token_ids", ()), read_int("stop_token_id", single))
     if "stop_token_ids" in read:
+        check_entries("stop_token_ids", read["stop_token_ids"], LIMITS.stop_token_ids)
         check_token_ids("stop_token_ids", read["stop_token_ids"], vocab_size)
         read["stop_token_ids"] = tuple(sorted(set(read["stop_token_ids"])))
     if "logit_bias" in read:
@@ -209,6 +211,7 @@ def _check_stops(read: Mapping[str, Any]) -> None:
 
 
 def _read_logit_bias(raw: Mapping[Any, Any], vocab_size: int | None) -> dict[int, float]:
+    check_entries("logit_bias", raw, LIMITS.logit_biases)
     allowed = "non-negative token ids" if vocab_size is None else f"[0, {vocab_size - 1}]"
     biases: dict[int, float] = {}
     for name, value in raw.items():
@@ -258,5 +261,6 @@ def parse_token_ids_logprob(raw: object, *, vocab_size: int | None) -> tuple[int
     if raw is None:
         return ()
     token_ids = read_ints("token_ids_logprob", raw)
+    check_entries("token_ids_logprob", token_ids, LIMITS.scored_token_ids)
     check_token_ids("token_ids_logprob", token_ids, vocab_size)
     return token_ids

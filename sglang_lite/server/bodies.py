@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.types import RequestError
 
-MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_BODY_BYTES = LIMITS.body_bytes
 """Largest request body; a longer one is answered with 413."""
 
 _decoder = msgspec.json.Decoder()

@@ -30,6 +30,7 @@ from sglang_lite.server.event_replies import reply_with_events
 from sglang_lite.server.fixed_frames import FixedFrame
 from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.identity import Identity
+from sglang_lite.server.off_loop import off_loop
 from sglang_lite.server.openai_common import (
     StreamOptions,
     check_model,
@@ -211,7 +212,7 @@ def _choice(call: ChatCall, index: int, reader: ChoiceReader, output: Generation
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     context = context_of(request)
-    call = read_call(context, await read_object(request), request.headers)
+    call = await off_loop(request, read_call, context, await read_object(request), request.headers)
     await refuse_endless_texts(context, call.sequences)
     if call.options.stream:
         merged = MergedStream(context, call.sequences, call.choices)

@@ -9,6 +9,7 @@ from typing import Any
 from sglang_lite.frontend.fields import wrong_type
 from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.frontend.request_ids import parse_request_id
+from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.frontend.validation import parse_sampling_params, parse_token_ids, parse_token_ids_logprob
 from sglang_lite.server import fields
 from sglang_lite.server.adapter_routes import adapter_names
@@ -19,7 +20,6 @@ from sglang_lite.server.unsupported import refuse_unsupported, wanted_replica
 from sglang_lite.types import RequestError, SamplingParams
 
 _NO_PROMPT = "Either text, input_ids or input_embeds should be provided."
-_MAX_TOP_LOGPROBS = 1024
 _SCALAR_LOGPROB_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num")
 
 
@@ -176,7 +176,7 @@ def _requests(context: ServerContext, batch: _Batch, prompts: list[Prompt], *, s
     requests = []
     for item, (prompt, sampling, row) in enumerate(zip(prompts, samplings, rows, strict=True)):
         start = fields.integer(row, "logprob_start_len", minimum=-1)
-        top = fields.integer(row, "top_logprobs_num", minimum=0, maximum=_MAX_TOP_LOGPROBS)
+        top = fields.integer(row, "top_logprobs_num", minimum=0, maximum=LIMITS.top_logprobs)
         for choice in range(choices):
             requests.append(
                 GenerateRequest(

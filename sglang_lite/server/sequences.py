@@ -9,6 +9,7 @@ import msgspec
 
 from sglang_lite.frontend.fields import read_str
 from sglang_lite.frontend.request import GenerateRequest
+from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.server import fields
 from sglang_lite.server.adapter_routes import adapter_names
 from sglang_lite.server.context import ServerContext
@@ -18,10 +19,10 @@ from sglang_lite.types import RequestError, SamplingParams
 
 _INT64 = 2**63
 
-MAX_SEQUENCES = 8192
+MAX_SEQUENCES = LIMITS.sequences
 """Most sequences (prompts times choices) of one request: each costs some kilobytes before it runs."""
 
-MAX_SALT_LENGTH = 1024
+MAX_SALT_LENGTH = LIMITS.salt
 """Characters of a salt: it is kept for as long as a page is cached under it."""
 
 Prompt = str | list[int]

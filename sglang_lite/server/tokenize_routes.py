@@ -12,6 +12,7 @@ from sglang_lite.frontend.validation import check_token_ids
 from sglang_lite.server import fields
 from sglang_lite.server.bodies import read_object
 from sglang_lite.server.chat_prompt import render_messages
+from sglang_lite.server.off_loop import off_loop
 from sglang_lite.server.context import ServerContext, context_of
 from sglang_lite.server.errors import json_response
 from sglang_lite.types import RequestError
@@ -31,7 +32,7 @@ async def tokenize(request: web.Request) -> web.Response:
     if (prompt is None) == (messages is None):
         raise RequestError("Exactly one of 'prompt' or 'messages' must be provided.", field="prompt")
     special = fields.boolean(body, "add_special_tokens", messages is None)
-    texts = [render_messages(context, body)] if messages is not None else prompt
+    texts = [await off_loop(request, render_messages, context, body)] if messages is not None else prompt
     is_batch = isinstance(texts, list) and messages is None
     if isinstance(texts, str):
         texts = [texts]

@@ -8,7 +8,7 @@ from tests.support.server import LocalServer, greedy
 
 
 async def test_a_reply_explains_itself_when_asked(server: LocalServer) -> None:
-    result = await server.generate("explain me", sampling={"max_new_tokens": 5}, explain=True)
+    result = await server.generate("explain me", sampling={"max_new_tokens": 5, "ignore_eos": True}, explain=True)
     told = result["meta_info"]["explain"]
     assert told["completion_tokens"] == 5
     assert told["prefill_chunks"] >= 1
@@ -19,7 +19,7 @@ async def test_a_reply_explains_itself_when_asked(server: LocalServer) -> None:
 
 
 async def test_a_request_can_be_asked_for_afterwards(server: LocalServer) -> None:
-    await server.generate("afterwards", sampling={"max_new_tokens": 3, "n": 2, "temperature": 1}, rid="told-later")
+    await server.generate("afterwards", sampling={"max_new_tokens": 3, "n": 2, "ignore_eos": True}, rid="told-later")
     reply = await server.get("/v1/requests/told-later")
     assert reply.status == 200, reply.text
     sequences = reply.json()["sequences"]
@@ -32,7 +32,7 @@ async def test_a_request_can_be_asked_for_afterwards(server: LocalServer) -> Non
 
 
 async def test_the_id_that_a_chat_reply_shows_finds_it(server: LocalServer) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "ignore_eos": True}
     reply = await server.post("/v1/chat/completions", body)
     assert reply.status == 200, reply.text
     found = await server.get(f"/v1/requests/{reply.json()['id']}")
@@ -42,7 +42,7 @@ async def test_the_id_that_a_chat_reply_shows_finds_it(server: LocalServer) -> N
 async def test_the_wait_for_a_row_shows(single_server: LocalServer) -> None:
     first = asyncio.create_task(single_server.generate("long", sampling={"max_new_tokens": 150, "ignore_eos": True}))
     await asyncio.sleep(0)
-    second = await single_server.generate("short", sampling={"max_new_tokens": 2}, explain=True)
+    second = await single_server.generate("short", sampling={"max_new_tokens": 2, "ignore_eos": True}, explain=True)
     await first
     told = second["meta_info"]["explain"]
     assert told["waited_for"].keys() & {"rows", "step"}
