@@ -14,10 +14,10 @@ from aiohttp import web
 from sglang_lite.frontend.chat_template import ChatTemplate
 from sglang_lite.frontend.openai_sampling import default_sampling
 from sglang_lite.frontend.request_ids import RequestIds
-from sglang_lite.observability.explain import RecentSequences
-from sglang_lite.server.tenants import Tenants
 from sglang_lite.models.stored_values import checkpoint_stamp
+from sglang_lite.observability.explain import RecentSequences
 from sglang_lite.server.served_weights import ServedWeights
+from sglang_lite.server.tenants import Tenants
 
 if TYPE_CHECKING:
     from sglang_lite.config import ServerConfig
@@ -123,10 +123,10 @@ class ServerContext:
         self.requests_in_flight = 0
         self.idle = asyncio.Event()
         self.idle.set()
-        path = config.model_path or ""
-        self.weights = ServedWeights(path, config.weight_version, checkpoint_stamp(path))
         self.tenants = Tenants.of(config) if config.fair_scheduling else None
         self.recent = RecentSequences()
+        path = config.model_path or ""
+        self.weights = ServedWeights(path, config.weight_version, checkpoint_stamp(path))
         self._request_ids = RequestIds()
 
     @property

@@ -12,9 +12,9 @@ from sglang_lite.frontend.validation import check_token_ids
 from sglang_lite.server import fields
 from sglang_lite.server.bodies import read_object
 from sglang_lite.server.chat_prompt import render_messages
-from sglang_lite.server.off_loop import off_loop
 from sglang_lite.server.context import ServerContext, context_of
 from sglang_lite.server.errors import json_response
+from sglang_lite.server.off_loop import off_loop
 from sglang_lite.types import RequestError
 
 
