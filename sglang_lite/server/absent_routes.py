@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from sglang_lite.server.errors import json_response
 from sglang_lite.types import RequestError
 
 ADMINISTRATION = (
@@ -15,7 +14,6 @@ ADMINISTRATION = (
 )
 """Absent endpoints that need the administrator's key where one is set."""
 
-_ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 _OTHERS = (
     "/classify",
     "/v1/responses",
@@ -32,24 +30,12 @@ _OTHERS = (
 )
 
 
-def _reason(request: web.Request) -> str:
-    return f"{request.path[:200]} is not supported by this version of sglang-lite"
-
-
 async def absent(request: web.Request) -> web.Response:
     """Say that the endpoint is known and not there."""
-    raise RequestError(_reason(request), status=501)
-
-
-async def absent_anthropic(request: web.Request) -> web.Response:
-    """The same in Anthropic's envelope."""
-    error = {"type": "error", "error": {"type": "api_error", "message": _reason(request)}}
-    return json_response(error, 501)
+    raise RequestError(f"{request.path[:200]} is not supported by this version of sglang-lite", status=501)
 
 
 def add_absent_routes(app: web.Application) -> None:
     """Register the routes of this module, for every method."""
     for path in (*ADMINISTRATION, *_OTHERS):
         app.router.add_route("*", path, absent)
-    for path in _ANTHROPIC:
-        app.router.add_route("*", path, absent_anthropic)

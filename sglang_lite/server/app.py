@@ -8,6 +8,7 @@ from aiohttp.typedefs import Middleware
 from sglang_lite.observability.metrics import ServerMetrics
 from sglang_lite.server.absent_routes import add_absent_routes
 from sglang_lite.server.adapter_routes import add_adapter_routes
+from sglang_lite.server.anthropic_routes import add_anthropic_routes
 from sglang_lite.server.auth import auth_middleware
 from sglang_lite.server.bodies import MAX_BODY_BYTES
 from sglang_lite.server.chat_routes import add_chat_routes
@@ -63,6 +64,7 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_native_routes(app)
     add_completion_routes(app)
     add_chat_routes(app)
+    add_anthropic_routes(app)
     add_pooling_routes(app)
     add_score_routes(app)
     add_tokenize_routes(app)

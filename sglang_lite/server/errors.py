@@ -11,6 +11,16 @@ from aiohttp import web
 from sglang_lite.types import RequestError
 
 _OPENAI_PATHS = ("/v1/", "/tokenize", "/detokenize", "/invocations")
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _OPENAI_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _RETRYABLE = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 RETRY_AFTER_SECONDS = "1"
@@ -43,6 +53,23 @@ def openai_error(message: str, status: int, *, kind: str | None = None, param: s
     return {"object": "error", "message": message, "type": kind, "param": param, "code": status}
 
 
+def anthropic_error(message: str, status: int) -> dict[str, Any]:
+    """The error object of Anthropic's routes. What went wrong inside the server is not told."""
+    kind = _ANTHROPIC_KINDS.get(status)
+    if kind is None:
+        kind = "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    if kind == "api_error" and status != HTTPStatus.NOT_IMPLEMENTED:
+        message = "Internal server error"
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def http_error_body(path: str, message: str, status: int, kind: str) -> dict[str, Any]:
+    """The body for what a path's framework refuses: an unknown route, a method, a body that is too large."""
+    if path.startswith(_ANTHROPIC_PATH):
+        return anthropic_error(message, status)
+    return openai_error(message, status, kind=kind)
+
+
 def native_error(message: str, status: int) -> dict[str, Any]:
     """The envelope of native routes: a message alone for bad input, SGLang's flat object inside for the rest."""
     if status < HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -52,6 +79,8 @@ def native_error(message: str, status: int) -> dict[str, Any]:
 
 def error_body(path: str, error: RequestError) -> dict[str, Any]:
     """The body that tells a client of ``path`` about ``error``."""
+    if path.startswith(_ANTHROPIC_PATH):
+        return anthropic_error(error.message, error.status)
     if speaks_openai(path):
         return openai_error(error.message, error.status, param=_OPENAI_NAMES.get(error.field or "", error.field))
     return native_error(error.message, error.status)

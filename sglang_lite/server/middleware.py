@@ -10,7 +10,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from sglang_lite.observability.metrics import HttpMetrics
 from sglang_lite.server.context import Phase, context_of
-from sglang_lite.server.errors import error_response, json_response, openai_error
+from sglang_lite.server.errors import error_response, http_error_body, json_response
 from sglang_lite.server.tenants import enter_tenant
 from sglang_lite.types import RequestError
 
@@ -28,6 +28,8 @@ _GENERATION_PATHS = frozenset(
         "/v1/score",
         "/v1/rerank",
         "/rerank",
+        "/v1/messages",
+        "/v1/responses",
     }
 )
 _REASONS = {404: "Not Found", 405: "Method Not Allowed", 413: "Request Entity Too Large"}
@@ -42,7 +44,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return error_response(request.path, error)
     except web.HTTPException as error:
         message = _REASONS.get(error.status, error.reason)
-        body = openai_error(message, error.status, kind=str(error.status))
+        body = http_error_body(request.path, message, error.status, str(error.status))
         response = json_response(body, error.status)
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
@@ -52,7 +54,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except Exception as error:  # one request's fault must not reach the others
         logger.exception("%s %s failed", request.method, request.path)
         message = f"Internal server error: {type(error).__name__}"
-        return json_response(openai_error(message, 500, kind="InternalServerError"), 500)
+        return json_response(http_error_body(request.path, message, 500, "InternalServerError"), 500)
 
 
 @web.middleware

@@ -47,6 +47,14 @@ class EventStream:
         data = value if type(value) is bytes else encode_json(value)
         await self._write(b"data: %b\n\n" % data)
 
+    async def send_named(self, name: str, data: bytes) -> None:
+        """Send one event with a name; ``data`` is JSON.
+
+        Raises:
+            ConnectionError: the reader is gone.
+        """
+        await self._write(b"event: %b\ndata: %b\n\n" % (name.encode(), data))
+
     async def done(self) -> None:
         """Send the ``[DONE]`` mark of a complete stream."""
         await self._write(_DONE)

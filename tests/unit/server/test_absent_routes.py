@@ -27,13 +27,6 @@ async def test_absent_endpoints_are_501(method: str, path: str) -> None:
     assert path in (body["message"] if "message" in body else body["error"]["message"])
 
 
-async def test_anthropic_errors_have_their_envelope() -> None:
-    async with serving(FakeEngine()) as (client, _):
-        response = await client.post("/v1/messages", json={})
-        body = await response.json()
-    assert (response.status, body["type"], body["error"]["type"]) == (501, "error", "api_error")
-
-
 async def test_absent_operator_endpoints_need_the_admin_key() -> None:
     async with serving(FakeEngine(admin_api_key="root")) as (client, _):
         assert (await client.post("/update_weights_from_disk", json={})).status == 401
