@@ -51,6 +51,10 @@ class _LiveRequest:
     adapter: LoadedAdapter | None = None
     compiling: asyncio.Task[str] | None = None
 
+    def was_aborted(self) -> bool:
+        """``aborted`` as it is now: it changes while others run."""
+        return self.aborted
+
 
 class AsyncEngine:
     """Serves requests of one event loop. Made by ``start``; ``async with`` closes it.
@@ -171,8 +175,8 @@ class AsyncEngine:
             arrived = time.time()
             token_ids = await self._token_ids(request)
             tokenized = time.time()
-            self._check_serving()
             grammar = await self._grammar(live)
+            self._check_serving()
             state = live.state = self._submit(live, token_ids, grammar)
             waited = {"tokenization": tokenized - arrived, "grammar": state.received_at - tokenized}
             state.preparation = waited
@@ -209,12 +213,12 @@ class AsyncEngine:
     async def flush_cache(self, timeout: float = 0.0) -> bool:
         """Empty the prefix cache; False when requests are still there after ``timeout`` seconds."""
         self._send_unsent()
+        if self._grammars is not None:
+            self._grammars.clear()
         return await self._client.flush(timeout)
 
     async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
         """Load a low-rank adapter; requests may use it from then on.
-        if self._grammars is not None:
-            self._grammars.clear()
 
         Args:
             name: what requests call it.
@@ -341,14 +345,14 @@ class AsyncEngine:
         grammar, sampling = live.request.sampling.grammar, live.request.sampling
         if grammar is None:
             return ""
-        require_compiler(self._compiler, grammar, self.info.eos_token_ids, ignore_eos=sampling.ignore_eos)
-        if self._grammars is None or live.aborted:
+        require_compiler(self._compiler, grammar, self.config, self.info.eos_token_ids, ignore_eos=sampling.ignore_eos)
+        if self._grammars is None or live.was_aborted():
             return ""
         live.compiling = asyncio.create_task(self._grammars.ready(grammar))
         try:
             return await live.compiling
         except asyncio.CancelledError:
-            if live.aborted and live.compiling.cancelled():
+            if live.was_aborted() and live.compiling.cancelled():
                 return ""
             live.compiling.cancel()
             raise

@@ -28,7 +28,12 @@ def grammar_compiler(
 
 
 def require_compiler(
-    compiler: GrammarCompiler | None, grammar: Grammar, end_ids: tuple[int, ...], *, ignore_eos: bool
+    compiler: GrammarCompiler | None,
+    grammar: Grammar,
+    config: ServerConfig,
+    end_ids: tuple[int, ...],
+    *,
+    ignore_eos: bool,
 ) -> GrammarCompiler:
     """The compiler that a request with a grammar needs.
 
@@ -36,7 +41,7 @@ def require_compiler(
         RequestError: 400, there is none, or the text could never end.
     """
     if compiler is None:
-        raise RequestError(NO_BACKEND, field=grammar.kind)
+        raise RequestError(_why_none(config), field=grammar.kind)
     if not end_ids:
         raise RequestError(f"{grammar.kind} needs a model with an end token; this one names none", field=grammar.kind)
     if ignore_eos:
@@ -44,6 +49,17 @@ def require_compiler(
             f"{grammar.kind} cannot be combined with ignore_eos: a text that matches it has to end", field="ignore_eos"
         )
     return compiler
+
+
+def _why_none(config: ServerConfig) -> str:
+    if config.grammar_backend == "none":
+        return NO_BACKEND
+    if config.skip_tokenizer_init:
+        return "json_schema, regex, ebnf and structural_tag need a tokenizer; this server has --skip-tokenizer-init"
+    return (
+        "json_schema, regex, ebnf and structural_tag need a grammar library, and none is installed on the server: "
+        "pip install 'sglang-lite[grammar]'"
+    )
 
 
 class GrammarFront:

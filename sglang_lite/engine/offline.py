@@ -284,7 +284,9 @@ class Engine:
         if grammar is None:
             return ""
         ignore_eos = request.sampling.ignore_eos
-        compiler = require_compiler(self._compiler, grammar, self.info.eos_token_ids, ignore_eos=ignore_eos)
+        compiler = require_compiler(
+            self._compiler, grammar, self.config, self.info.eos_token_ids, ignore_eos=ignore_eos
+        )
         compiled = compiler.submit(grammar).result()
         reply = self._control(LoadGrammar(0, next(self._calls), compiled.identity, compiled.compiled))
         if isinstance(reply, Reply) and not reply.ok:

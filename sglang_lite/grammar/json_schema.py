@@ -99,7 +99,7 @@ def _check_keywords(part: dict[str, Any], where: str, library: str) -> None:
             f"JSON Schema at {where}/format is not supported by {library}: {str(name)[:80]!r} is none of "
             f"{', '.join(sorted(_FORMATS))}"
         )
-    limits = [key for key in ("format", "pattern") if key in part]
+    limits: list[str] = [key for key in ("format", "pattern") if key in part]
     if part.keys() & {"minLength", "maxLength"}:
         limits.append("minLength/maxLength")
     if len(limits) > 1:
@@ -131,7 +131,7 @@ def read_structural_tag(text: str, library: str) -> dict[str, Any]:
     Raises:
         GrammarError: it is malformed, or a part of it would be ignored.
     """
-    tag = _decode(text)
+    tag: Any = _decode(text)
     if not isinstance(tag, dict):
         raise GrammarError(f"a structural tag must be an object, got {type(tag).__name__}")
     if "structures" in tag:
@@ -149,7 +149,8 @@ def read_structural_tag(text: str, library: str) -> dict[str, Any]:
                     check_parts(inner, f"{where}/{key}", library)
                 else:
                     pending.append((inner, f"{where}/{_escaped(key)}", depth + 1))
-    return tag
+    checked: dict[str, Any] = tag
+    return checked
 
 
 def _newer_form(tag: dict[str, Any]) -> dict[str, Any]:

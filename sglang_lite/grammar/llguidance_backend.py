@@ -14,6 +14,8 @@ from sglang_lite.types import Grammar, Int32Array
 WHITESPACE = r"[ \n\r\t]{0,20}"
 """Whitespace between the parts of a JSON text: bounded, as in ``xgrammar_backend``."""
 
+_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
+
 
 class LlguidanceBackend:
     """See ``GrammarBackend``. What it calls compiled is the grammar's text: a matcher is made of that at once."""
@@ -48,16 +50,15 @@ class LlguidanceBackend:
 
     def load(self, compiled: bytes) -> LlguidanceGrammar:
         """See ``GrammarBackend.load``."""
-        return LlguidanceGrammar(self._library.LLMatcher(self._tokenizer, compiled.decode(), log_level=0), self._end_ids)
+        matcher = self._library.LLMatcher(self._tokenizer, compiled.decode(), log_level=0)
+        return LlguidanceGrammar(matcher, self._end_ids)
 
     def _text(self, grammar: Grammar) -> Any:
         matcher = self._library.LLMatcher
         match grammar.kind:
             case "json_schema":
                 schema = "{}" if grammar.text == ANY_JSON else grammar.text
-                return matcher.grammar_from_json_schema(
-                    schema, overrides={"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
-                )
+                return matcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
             case "regex":
                 return matcher.grammar_from_regex(grammar.text)
             case "ebnf":
@@ -76,7 +77,7 @@ class LlguidanceBackend:
             self._library.StructTag(
                 trigger=_trigger_of(item["begin"], tag.get("triggers", [])),
                 begin=item["begin"],
-                grammar=item.get("schema") or {},
+                grammar={**(item.get("schema") or {}), "x-guidance": _OPTIONS},
                 end=item["end"],
             )
             for item in tag["structures"]

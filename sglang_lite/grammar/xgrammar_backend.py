@@ -15,6 +15,10 @@ from sglang_lite.types import Grammar, Int32Array
 MAX_WHITESPACE = 20
 """Most characters of whitespace in one place of a JSON text: a model that likes newlines must not fill its answer."""
 
+_LENIENT_CHARACTER = r"(([^\"\\\r\n]))"
+_STRICT_CHARACTER = r"(([^\0-\x1f\"\\\r\n]))"
+"""A character of a string with a length: the library lets control characters pass, which no JSON reader takes."""
+
 _POSITION = re.compile(r"\[[\d:.]+\] \S+:\d+: ")
 _ASSERTION = re.compile(r"Check failed: .*? is false: ")
 
@@ -58,15 +62,31 @@ class XgrammarBackend:
                 if grammar.text == ANY_JSON:
                     return compiler.compile_builtin_json_grammar()
                 check_schema(grammar.text, "xgrammar")
-                return compiler.compile_json_schema(grammar.text, max_whitespace_cnt=MAX_WHITESPACE)
+                return compiler.compile_grammar(self._schema_grammar(grammar.text))
             case "regex":
                 return compiler.compile_regex(grammar.text)
             case "ebnf":
                 return compiler.compile_grammar(grammar.text)
             case "structural_tag":
-                tag = read_structural_tag(grammar.text, "xgrammar")
+                tag = self._with_grammars(read_structural_tag(grammar.text, "xgrammar"))
                 return compiler.compile_structural_tag(msgspec.json.encode(tag).decode())
         assert_never(grammar.kind)
+
+    def _schema_grammar(self, schema: str) -> str:
+        """The library's own grammar of a schema, without what JSON forbids."""
+        text = str(self._library.Grammar.from_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE))
+        return text.replace(_LENIENT_CHARACTER, _STRICT_CHARACTER)
+
+    def _with_grammars(self, node: Any) -> Any:
+        """A structural tag whose schemas are replaced by their grammars: there the library bounds no whitespace."""
+        if isinstance(node, list):
+            return [self._with_grammars(inner) for inner in node]
+        if not isinstance(node, dict):
+            return node
+        if node.get("type") == "json_schema" and "json_schema" in node and node.get("style", "json") == "json":
+            schema = msgspec.json.encode(node["json_schema"]).decode()
+            return {"type": "grammar", "grammar": self._schema_grammar(schema)}
+        return {key: self._with_grammars(inner) for key, inner in node.items()}
 
 
 class XgrammarGrammar:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from sglang_lite.engine.frames import Command, ControlEvent
 from sglang_lite.execution.base import ExecutionError
+from sglang_lite.grammar.base import TokenMatcher
 from sglang_lite.scheduler.plan import SamplingColumns, StepOutput, StepPlan
 from sglang_lite.scheduler.stats import SchedulerStats
 from sglang_lite.types import FinishCode, OutputColumns, RequestColumns
@@ -111,7 +112,7 @@ class CountingScheduler:
         self.flushed = 0
         self.broken = False
 
-    def admit(self, columns: RequestColumns, now: float) -> None:
+    def admit(self, columns: RequestColumns, now: float, matchers: Mapping[int, TokenMatcher]) -> None:
         if self.broken:
             raise RuntimeError("the scheduler is broken")
         self.log.append("admit")

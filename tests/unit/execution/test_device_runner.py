@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.support.kernel_doubles import HOPPER
 from tests.support.kernel_doubles.capture import is_recording
 from tests.support.kernel_doubles.checks import Precision
 from tests.support.kernel_doubles.everything import installed_everything
+from tests.support.scripted_matcher import ScriptedMatcher
 from tests.support.step_plans import PlanMaker, PlannedSequence, sampling_columns
 from tests.support.tiny_checkpoints import CASES, save_checkpoint
 
@@ -276,3 +278,31 @@ def test_pages_are_copied_before_the_pass(checkpoint: str) -> None:
         int(runner.run(plan).tokens[0]),
         *(int(runner.run(maker.plan([twin])).tokens[0]) for _ in range(2)),
     ] == expected  # type: ignore[arg-type]
+
+
+def constrained(runner: ModelRunner | DeviceRunner, script: ScriptedMatcher | None) -> list[list[int]]:
+    """Tokens of two rows over four steps, the first one with a grammar; on a device all are launched at once."""
+    maker = PlanMaker(PAGE_SIZE, NUM_PAGES)
+    first, second = PlannedSequence(2), PlannedSequence(9)
+    plans = [maker.plan([], [(first, PROMPTS[0]), (second, PROMPTS[1])])]
+    plans += [maker.plan([first, second]) for _ in range(3)]
+    if script is not None:
+        plans = [replace(plan, matchers={0: script}) for plan in plans]
+    if isinstance(runner, DeviceRunner):
+        steps = [runner.launch(plan) for plan in plans]
+        return [step.result().tokens.tolist() for step in steps]
+    return [runner.run(plan).tokens.tolist() for plan in plans]
+
+
+def test_grammars_of_steps_launched_ahead(checkpoint: str) -> None:
+    """A mask needs the token of the step before, which nobody has collected yet."""
+    free = constrained(device_runner(checkpoint, HostDevice()), None)
+    wanted = [7, 30, 2]
+    assert [row[0] for row in free][:3] != wanted
+    on_device, on_host = ScriptedMatcher(*wanted), ScriptedMatcher(*wanted)
+    tokens = constrained(device_runner(checkpoint, HostDevice()), on_device)
+    assert [row[0] for row in tokens[:3]] == wanted
+    assert [row[1] for row in tokens] == [row[1] for row in free], "the other row is drawn as ever"
+    assert tokens[3][0] >= 0, "behind the end anything may be drawn"
+    assert on_device.is_terminated
+    assert constrained(host_runner(checkpoint), on_host) == tokens
