@@ -13,6 +13,7 @@ from torch import Tensor
 from sglang_lite.adapters.base import AttentionBatch
 from sglang_lite.adapters.cpu.pool_view import PoolReader
 from sglang_lite.adapters.cpu.softmax_attention import attend, chunk_mask, join, length_mask
+from sglang_lite.adapters.cpu.tiles import tile_stop
 
 _TILE_BYTES = 4 << 20
 """Keys and values of decode rows gathered at a time."""
@@ -92,8 +93,7 @@ class GeneralAttention:
         grouped = query[:n].view(n, geometry.num_kv_heads, -1, query.shape[2])
         start = 0
         while start < n:
-            rows = max(1, _TILE_BYTES * geometry.num_layers // (geometry.page_bytes * int(num_pages[start])))
-            tile = slice(start, min(n, start + rows))
+            tile = slice(start, tile_stop(num_pages, start, _TILE_BYTES * geometry.num_layers // geometry.page_bytes))
             width = int(num_pages[tile].max())
             places = np.minimum(first_page[tile, None] + np.arange(width), table.shape[1] - 1)
             pages = torch.from_numpy(np.take_along_axis(table[tile], places, axis=1).reshape(-1))

@@ -12,6 +12,7 @@ from torch import Tensor
 from sglang_lite.adapters.base import AttentionBatch, KVGeometry
 from sglang_lite.adapters.cpu.paged_decode import TILE_BYTES
 from sglang_lite.adapters.cpu.softmax_attention import length_mask
+from sglang_lite.adapters.cpu.tiles import tile_stop
 
 _SORTED_SAVING = 0.85
 """Rows are handled in order of length when that reads at most this share of what plan order would."""
@@ -177,7 +178,7 @@ def _plan_decode(
     tiles = []
     start = 0
     while start < len(lengths):
-        stop = min(len(lengths), start + max(1, TILE_BYTES // (page_bytes * int(num_pages[start]))))
+        stop = tile_stop(num_pages, start, TILE_BYTES // page_bytes)
         pages = int(num_pages[start:stop].max())
         tile_pages = torch.from_numpy(np.ascontiguousarray(table[start:stop, :pages]).reshape(-1))
         tile_lengths = torch.from_numpy(lengths[start:stop])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.cpu.pool_view import PoolReader
 from sglang_lite.adapters.cpu.softmax_attention import attend, length_mask
+from sglang_lite.adapters.cpu.tiles import tile_stop
 
 TILE_BYTES = 4 << 20
 """Keys and values gathered at a time: small enough to be still in the cache when attention reads them."""
@@ -115,8 +116,7 @@ def plan_paged_decode(
     tiles = []
     start = 0
     while start < len(lengths):
-        rows = max(1, TILE_BYTES // (page_run_bytes * int(num_pages[start])))
-        stop = min(len(lengths), start + rows)
+        stop = tile_stop(num_pages, start, TILE_BYTES // page_run_bytes)
         pages = int(num_pages[start:stop].max())
         runs = reader.page_runs(torch.from_numpy(page_table[start:stop, :pages].reshape(-1)))
         tiles.append(_make_tile(slice(start, stop), runs, torch.from_numpy(lengths[start:stop]), pages * page_size))
