@@ -39,8 +39,3 @@ class QueryTokens:
         row = np.repeat(np.arange(len(counts)), counts)
         offset = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
         return cls(starts, stops, row, offset, starts[row] + offset + 1)
-
-    @property
-    def has_one_each(self) -> bool:
-        """Whether every row has a single query."""
-        return len(self.row) == len(self.starts)
