@@ -410,6 +410,12 @@ class ServerConfig(BaseModel):
 
     # Observability
     log_level: Annotated[str, Option(_OBSERVE, "Log level.", choices=LOG_LEVELS, convert=values.lower_text)] = "info"
+    enable_trace: Annotated[
+        bool, Option(_OBSERVE, "Send OpenTelemetry spans of every request; needs the extra 'otel'.")
+    ] = False
+    otlp_traces_endpoint: Annotated[str, Option(_OBSERVE, "Collector of --enable-trace: host:port or URL.")] = (
+        "localhost:4317"
+    )
     enable_metrics: Annotated[bool, Option(_OBSERVE, "Serve /metrics and timings in meta_info.")] = False
 
     # Options of the command line that are no option of this class

@@ -53,7 +53,7 @@ _IGNORED = {
         fp8-gemm-backend hicache-host-memory-mode hicache-io-backend hicache-mem-layout
         hicache-storage-backend-extra-config hicache-storage-prefetch-policy hicache-write-policy log-level-http
         log-requests-format mm-attention-backend moe-a2a-backend moe-runner-backend
-        nsa-decode-backend nsa-prefill-backend otlp-traces-endpoint prefill-attention-backend
+        nsa-decode-backend nsa-prefill-backend prefill-attention-backend
         sampling-backend speculative-adaptive-config speculative-attention-mode
         speculative-draft-attention-backend speculative-draft-kv-cache-dtype speculative-draft-load-format
         speculative-draft-model-quantization
@@ -99,7 +99,7 @@ _REFUSED = {
         enable-return-routed-experts enable-scattered-sconv enable-session-radix-cache
         enable-shared-experts-attn-tp enable-single-batch-overlap enable-streaming-session
         enable-strict-thinking enable-symm-mem enable-tokenizer-batch-encode enable-torch-compile-debug-mode
-        enable-torch-symm-mem enable-trace enable-two-batch-overlap enable-unified-cache-external-linker
+        enable-torch-symm-mem enable-two-batch-overlap enable-unified-cache-external-linker
         enable-unified-memory enable-w4a4-mxfp4-megamoe enable-waterfill enable-watermark
         enable-weights-cpu-backup encoder-only enforce-disable-flashinfer-allreduce-fusion
         enforce-shared-experts-fusion export-metrics-to-file is-embedding language-model-only language-only

@@ -28,6 +28,7 @@ from sglang_lite.server.context import ServerContext, context_of
 from sglang_lite.server.errors import json_response
 from sglang_lite.server.event_replies import reply_with_events
 from sglang_lite.server.fixed_frames import FixedFrame
+from sglang_lite.server.explain_routes import explain_field
 from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.identity import Identity
 from sglang_lite.server.off_loop import off_loop
@@ -185,9 +186,12 @@ class ChatStreamWriter:
         return total_usage(self._newest, self._call.choices, reasoning)
 
     def closing_events(self) -> Iterator[Any]:
-        """The usage chunk, when asked for."""
-        if self._call.options.include_usage:
-            yield {**self._header, "choices": [], "usage": self.usage()}
+        """The chunk with the usage and the explanation, when asked for."""
+        options = self._call.options
+        told = explain_field(options.explain, [output for output in self._newest if output is not None])
+        if options.include_usage or told:
+            usage = self.usage() if options.include_usage else None
+            yield {**self._header, "choices": [], "usage": usage, **told}
 
 
 def _ending(reader: ChoiceReader, reason: FinishReason | None) -> tuple[str | None, int | str | None]:
@@ -227,6 +231,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         ],
         "usage": total_usage(outputs, call.choices, sum(reader.reasoning_tokens for reader in readers)),
         "metadata": {"weight_version": call.weight_version},
+        **explain_field(call.options.explain, outputs),
     }
     return json_response(body)
 

@@ -18,6 +18,7 @@ from sglang_lite.server.context import ServerContext, context_of
 from sglang_lite.server.errors import json_response
 from sglang_lite.server.event_replies import reply_with_events
 from sglang_lite.server.fixed_frames import FixedFrame
+from sglang_lite.server.explain_routes import explain_field
 from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.identity import Identity
 from sglang_lite.server.openai_common import (
@@ -232,9 +233,12 @@ class CompletionWriter:
         return {**self._call.header(), "choices": [choice], "usage": usage}
 
     def closing_events(self) -> Iterator[Any]:
-        """The usage chunk, when asked for."""
-        if self._call.options.include_usage:
-            yield {**self._call.header(), "choices": [], "usage": self.usage()}
+        """The chunk with the usage and the explanation, when asked for."""
+        options = self._call.options
+        told = explain_field(options.explain, [output for output in self._newest if output is not None])
+        if options.include_usage or told:
+            usage = self.usage() if options.include_usage else None
+            yield {**self._call.header(), "choices": [], "usage": usage, **told}
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -251,6 +255,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         "choices": [writer.choice(index, output) for index, output in enumerate(outputs)],
         "usage": writer.usage(),
         "metadata": {"weight_version": call.weight_version},
+        **explain_field(call.options.explain, outputs),
     }
     return json_response(body)
 

@@ -16,6 +16,7 @@ from sglang_lite.frontend.openai_sampling import default_sampling
 from sglang_lite.frontend.request_ids import RequestIds
 from sglang_lite.models.stored_values import checkpoint_stamp
 from sglang_lite.observability.explain import RecentSequences
+from sglang_lite.observability.tracing import RequestTracer
 from sglang_lite.server.served_weights import ServedWeights
 from sglang_lite.server.tenants import Tenants
 
@@ -91,11 +92,12 @@ class ServerContext:
         native_defaults, chat_defaults: sampling parameters for keys that a request leaves out.
         requests_in_flight: generation requests between arrival and the end of their reply.
         idle: set while there are none.
+        tracer: None without ``--enable-trace``.
         tenants: who shares the engine under fair scheduling, None without it.
         recent: sequences that run or ended lately, and where their time went.
 
     Raises:
-        StartupError: the chat template is not valid.
+        StartupError: the chat template is not valid, the tenants are not, or tracing is not installed.
     """
 
     def __init__(self, engine: ServingEngine, *, launch_command: str = "") -> None:
@@ -125,6 +127,9 @@ class ServerContext:
         self.idle.set()
         self.tenants = Tenants.of(config) if config.fair_scheduling else None
         self.recent = RecentSequences()
+        self.tracer: RequestTracer | None = None
+        if config.enable_trace:
+            self.tracer = RequestTracer.to_collector(config.otlp_traces_endpoint, config.public_name)
         path = config.model_path or ""
         self.weights = ServedWeights(path, config.weight_version, checkpoint_stamp(path))
         self._request_ids = RequestIds()

@@ -24,15 +24,16 @@ Start = Callable[[GenerateRequest], AsyncGenerator[GenerationOutput, None]]
 async def run_sequence(context: ServerContext, request: GenerateRequest) -> AsyncGenerator[GenerationOutput, None]:
     """Snapshots of one sequence, with its metrics kept. Closing the generator aborts the sequence."""
     with ExitStack() as stack:
-        tracker = None
+        observers: list[Callable[[GenerationOutput], None]] = []
         if context.metrics is not None:
-            tracker = stack.enter_context(context.metrics.track(streaming=request.stream))
-        note = stack.enter_context(context.recent.track(request.request_id))
+            observers.append(stack.enter_context(context.metrics.track(streaming=request.stream)).observe)
+        observers.append(stack.enter_context(context.recent.track(request.request_id)))
+        if context.tracer is not None:
+            observers.append(stack.enter_context(context.tracer.track(request.request_id)))
         async with aclosing(context.engine.generate(request)) as snapshots:
             async for output in snapshots:
-                note(output)
-                if tracker is not None:
-                    tracker.observe(output)
+                for observe in observers:
+                    observe(output)
                 yield output
 
 

@@ -72,6 +72,8 @@ async def generation_middleware(request: web.Request, handler: Handler) -> web.S
         raise RequestError(f"the server has {limit} requests in flight (--max-concurrent-requests)", status=503)
     if context.tenants is not None:
         enter_tenant(context.tenants.of_call(request.headers))
+    if context.tracer is not None:
+        context.tracer.enter(request.headers)
     with context.generation():
         return await handler(request)
 

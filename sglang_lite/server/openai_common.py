@@ -11,6 +11,7 @@ from sglang_lite.frontend.fields import shorten
 from sglang_lite.frontend.request import FinishReason, GenerationOutput
 from sglang_lite.server import fields
 from sglang_lite.server.adapter_routes import split_model
+from sglang_lite.server.explain_routes import wants_explanation
 from sglang_lite.server.context import ServerContext
 from sglang_lite.types import RequestError
 
@@ -38,11 +39,13 @@ class StreamOptions:
     Attributes:
         include_usage: a last chunk with the usage of the whole request.
         continuous_usage: usage on every chunk.
+        explain: say at the end where the time of each choice went; streamed or not.
     """
 
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    explain: bool = False
 
     @classmethod
     def read(cls, body: dict[str, Any]) -> StreamOptions:
@@ -55,6 +58,7 @@ class StreamOptions:
             stream,
             include_usage=fields.boolean(options, "include_usage"),
             continuous_usage=fields.boolean(options, "continuous_usage_stats"),
+            explain=wants_explanation(body),
         )
 
 

@@ -10,6 +10,7 @@ from sglang_lite.frontend.parsing.formats import TOOL_FORMATS
 from sglang_lite.frontend.parsing.reasoning import REASONING_FORMATS
 from sglang_lite.frontend.tokenizer import read_chat_templates
 from sglang_lite.frontend.validation import parse_sampling_params
+from sglang_lite.observability.tracing import check_tracing_installed
 from sglang_lite.server.tenants import Tenants
 from sglang_lite.server.tls import Certificates
 from sglang_lite.types import RequestError, StartupError
@@ -23,10 +24,12 @@ def check_text_side(config: ServerConfig) -> None:
 
     Raises:
         StartupError: the template is not valid, a default would be refused in a request, or the TLS files or the
-            tenants cannot be used.
+            tenants cannot be used, or tracing is not installed.
     """
     Certificates.of(config)
     Tenants.of(config)
+    if config.enable_trace:
+        check_tracing_installed()
     if not config.skip_tokenizer_init:
         if config.chat_template is None:
             templates = read_chat_templates(config.effective_tokenizer_path)

@@ -127,6 +127,8 @@ async def _serve(config: ServerConfig) -> int:
                 await drain(context, signals.immediate, config.drain_timeout)
             context.phase = Phase.DRAINING
             await _wait_idle(context, _ABORT_SECONDS)
+            if context.tracer is not None:
+                await asyncio.to_thread(context.tracer.close)
             return EXIT_ENGINE_DIED if died else 0
     finally:
         await engine.close()
