@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sglang_lite.frontend.fields import shorten
-from sglang_lite.models.adapter_settings import AdapterSettings, NamedAdapter
+from sglang_lite.models.adapter_settings import MAX_NAME_LENGTH, AdapterSettings, NamedAdapter, is_adapter_name
 from sglang_lite.types import RequestError
-
-MAX_NAME_LENGTH = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +68,7 @@ class AdapterRegistry:
         """
         if self._settings is None:
             raise RequestError("the server was started without --enable-lora, so it cannot load adapters")
-        if not adapter.name or len(adapter.name) > MAX_NAME_LENGTH or ":" in adapter.name:
+        if not is_adapter_name(adapter.name):
             raise RequestError(
                 f"lora_name must have 1 to {MAX_NAME_LENGTH} characters and no ':', got {shorten(adapter.name)!r}",
                 field="lora_name",

@@ -15,6 +15,9 @@ from sglang_lite.types import StartupError
 ALL_MODULES = "all"
 """Value of ``--lora-target-modules`` that stands for every projection."""
 
+MAX_NAME_LENGTH = 256
+"""Characters of an adapter's name."""
+
 _FLAG = "--lora-paths"
 
 _MOST_MERGED = 3
@@ -48,6 +51,11 @@ class AdapterSettings:
     max_rank: int
     target_modules: frozenset[str] | None
     adapters: tuple[NamedAdapter, ...]
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether an adapter may be called so: a colon separates the model's name from an adapter's."""
+    return 1 <= len(name) <= MAX_NAME_LENGTH and ":" not in name
 
 
 def adapter_settings(config: ServerConfig) -> AdapterSettings | None:
@@ -143,6 +151,11 @@ def _parse(item: str) -> NamedAdapter:
         adapter = NamedAdapter(name=name, path=path, pinned=bool(pinned))
     if not adapter.name or not adapter.path:
         raise StartupError(f"{_FLAG}: {item!r} must be PATH, NAME=PATH, or a JSON object with lora_name and lora_path")
+    if not is_adapter_name(adapter.name):
+        raise StartupError(
+            f"{_FLAG}: the name {adapter.name!r} must have 1 to {MAX_NAME_LENGTH} characters and no ':'; "
+            f"give another one as NAME=PATH"
+        )
     return adapter
 
 

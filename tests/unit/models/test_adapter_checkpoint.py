@@ -231,3 +231,16 @@ class TestSettings:
     def test_json_items(self) -> None:
         [adapter] = parse_adapters(['{"lora_name": "a", "lora_path": "/x=y", "pinned": true}'])
         assert (adapter.name, adapter.path, adapter.pinned) == ("a", "/x=y", True)
+
+    @pytest.mark.parametrize(
+        ("item", "message"),
+        [
+            ("/adapters/sql:v2", "no ':'; give another one as NAME=PATH"),
+            ("base:sql=/adapters/sql", "no ':'"),
+            ('{"lora_name": "a:b", "lora_path": "/a"}', "no ':'"),
+            ("/" * 257, "must have 1 to 256 characters"),
+        ],
+    )
+    def test_names_that_no_request_could_use(self, item: str, message: str) -> None:
+        with pytest.raises(StartupError, match=message):
+            parse_adapters([item])
