@@ -17,8 +17,8 @@ from sglang_lite.server.bodies import read_object
 from sglang_lite.server.context import ServerContext, context_of
 from sglang_lite.server.errors import json_response
 from sglang_lite.server.event_replies import reply_with_events
-from sglang_lite.server.fixed_frames import FixedFrame
 from sglang_lite.server.explain_routes import explain_field
+from sglang_lite.server.fixed_frames import FixedFrame
 from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.identity import Identity
 from sglang_lite.server.openai_common import (

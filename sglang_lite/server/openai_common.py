@@ -11,8 +11,8 @@ from sglang_lite.frontend.fields import shorten
 from sglang_lite.frontend.request import FinishReason, GenerationOutput
 from sglang_lite.server import fields
 from sglang_lite.server.adapter_routes import split_model
-from sglang_lite.server.explain_routes import wants_explanation
 from sglang_lite.server.context import ServerContext
+from sglang_lite.server.explain_routes import wants_explanation
 from sglang_lite.types import RequestError
 
 
