@@ -12,6 +12,7 @@ from sglang_lite.frontend.openai_sampling import chat_sampling
 from sglang_lite.frontend.parsing.answer import AnswerFormat
 from sglang_lite.frontend.parsing.events import TextDelta
 from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput
+from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.frontend.tool_choice import read_tool_choice
 from sglang_lite.server import fields
@@ -45,7 +46,7 @@ from sglang_lite.server.sequences import build_sequences
 from sglang_lite.server.text_length import refuse_endless_texts
 from sglang_lite.types import RequestError
 
-_MAX_TOP_LOGPROBS = 128
+_MAX_TOP_LOGPROBS = LIMITS.openai_top_logprobs
 
 
 @dataclass(slots=True, frozen=True)

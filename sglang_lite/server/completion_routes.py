@@ -11,6 +11,7 @@ from aiohttp import web
 from sglang_lite.frontend.fields import wrong_type
 from sglang_lite.frontend.openai_sampling import completion_sampling
 from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput, TokenLogprobs
+from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.server import fields
 from sglang_lite.server.bodies import read_object
@@ -35,7 +36,7 @@ from sglang_lite.server.text_length import refuse_endless_texts
 from sglang_lite.server.token_text import OffsetCounter, token_bytes
 from sglang_lite.types import RequestError
 
-_MAX_TOP_LOGPROBS = 128
+_MAX_TOP_LOGPROBS = LIMITS.openai_top_logprobs
 _PROMPT_KINDS = "a string, a list of strings, a list of token ids or a list of lists of token ids"
 
 
