@@ -40,7 +40,10 @@ DEFAULT_RESERVED_SLOTS = 512
 """Token slots of the pool in a prefill/decode mode when ``--num-reserved-decode-tokens`` is not set."""
 
 DEFAULT_DRAFT_TOKENS = 8
-"""Tokens of a request verified in one step, its newest one included, when speculation is on."""
+"""Tokens of a request verified in one step, its newest one included, when guesses cost nothing (NGRAM)."""
+
+DEFAULT_DRAFT_STEPS = 3
+"""Tokens that a draft model guesses for a request in one step."""
 
 _SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password", "tenants")
 
@@ -286,7 +289,8 @@ class ServerConfig(BaseModel):
         Text,
         Option(
             _MEMORY,
-            "Guess tokens and verify several in one step: NGRAM guesses from the request's own tokens.",
+            "Guess tokens and verify several in one step: NGRAM guesses from the request's own tokens, STANDALONE with "
+            "a draft model.",
             convert=values.lower_text,
         ),
     ] = None
@@ -294,7 +298,8 @@ class ServerConfig(BaseModel):
         Integer,
         Option(
             _MEMORY,
-            f"Tokens of a request verified in one step; {DEFAULT_DRAFT_TOKENS} by default.",
+            f"Tokens of a request verified in one step; {DEFAULT_DRAFT_TOKENS} by default, with a draft model one more "
+            f"than it guesses.",
             convert=values.integer,
             minimum=2,
             maximum=64,
@@ -303,6 +308,24 @@ class ServerConfig(BaseModel):
     random_seed: Annotated[Integer, Option(_MEMORY, "Seed of sampling.", convert=values.integer)] = None
 
     # Devices and parallelism
+    speculative_draft_model_path: Annotated[
+        Text,
+        Option(
+            _MEMORY,
+            "Draft model of STANDALONE: as --model-path, with the served model's tokenizer.",
+            aliases=("speculative-draft-model",),
+        ),
+    ] = None
+    speculative_num_steps: Annotated[
+        Integer,
+        Option(
+            _MEMORY,
+            f"Tokens that the draft model guesses for a request in one step; {DEFAULT_DRAFT_STEPS} by default.",
+            convert=values.integer,
+            minimum=1,
+            maximum=63,
+        ),
+    ] = None
     device: Annotated[
         str,
         Option(_DEVICE, "Device; auto never falls back to cpu.", choices=DEVICES, convert=values.device_name),
@@ -486,6 +509,9 @@ class ServerConfig(BaseModel):
         return (self.speculative_num_draft_tokens or DEFAULT_DRAFT_TOKENS) - 1
 
     @property
+        if self.speculative_algorithm == "standalone":
+            limits = [self.speculative_num_steps, (self.speculative_num_draft_tokens or 1) - 1]
+            return min([limit for limit in limits if limit], default=DEFAULT_DRAFT_STEPS)
     def is_disaggregated(self) -> bool:
         """True in prefill and decode mode."""
         return self.disaggregation_mode != "null"

@@ -20,6 +20,7 @@ from sglang_lite.execution.placement import split_address
 from sglang_lite.execution.recurrent_limits import check_recurrent_options, without_prefix_cache
 from sglang_lite.models.adapter_settings import adapter_settings
 from sglang_lite.models.description import read_description
+from sglang_lite.models.draft_settings import check_draft_options, settle_draft_model
 from sglang_lite.models.registry import check_checkpoint
 from sglang_lite.models.repository import resolve_model_path
 from sglang_lite.models.share import check_expert_parallel, check_tensor_parallel
@@ -59,7 +60,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
     check_expert_parallel(description, config.ep_size)
     check_recurrent_options(config, description)
     _check_adapters(config)
-    config = without_prefix_cache(config, description)
+    config = without_prefix_cache(settle_draft_model(config, description), description)
     tokenizer_path = _tokenizer_directory(config, directory)
     return config.resolved(
         device=resolve_device(config.device),
@@ -96,7 +97,7 @@ def check_options(config: ServerConfig) -> None:
     _check_chat_template(config.chat_template)
     _check_grammar_backend(config.grammar_backend)
     _check_ranks(config)
-    _check_speculation(config)
+    check_draft_options(config)
     if config.is_disaggregated:
         _check_disaggregation(config)
 
@@ -195,16 +196,6 @@ def _check_chat_template(option: str | None) -> None:
     if not is_file:
         raise StartupError(
             f"--chat-template: no such file: {option[:200]}; pass the path of a jinja2 template, or its text"
-        )
-
-
-def _check_speculation(config: ServerConfig) -> None:
-    """Only guesses without a draft model are built."""
-    algorithm = config.speculative_algorithm
-    if algorithm is not None and algorithm != "ngram":
-        raise StartupError(
-            f"--speculative-algorithm {algorithm.upper()} is not supported: draft models and draft heads (EAGLE, "
-            f"EAGLE3, NEXTN, STANDALONE and others) are not built; NGRAM guesses from the request's own tokens"
         )
 
 

@@ -39,7 +39,7 @@ _IGNORED = {
         speculative-draft-sink-size speculative-draft-window-size speculative-dspark-block-size
         speculative-eagle-topk speculative-ngram-capacity speculative-ngram-external-corpus-max-tokens
         speculative-ngram-external-sam-budget speculative-ngram-max-bfs-breadth speculative-ngram-max-trie-depth
-        speculative-ngram-min-bfs-breadth speculative-num-steps
+        speculative-ngram-min-bfs-breadth
         tokenizer-worker-num torch-compile-max-bs triton-attention-num-kv-splits
     """,
     "number": """
@@ -177,8 +177,7 @@ _REFUSED = {
         qsa-indexer-dtype=auto quantization=unquant quantization-param-path radix-cache-backend
         remote-instance-weight-loader-backend=nccl remote-instance-weight-loader-seed-instance-ip
         retraction-policy=length return-hidden-states-mode rl-on-policy-target rl-quant-profile sidecar
-        spec-trace-dir speculative-draft-model-path/speculative-draft-model
-        speculative-ngram-external-corpus-path speculative-token-map
+        spec-trace-dir speculative-ngram-external-corpus-path speculative-token-map
         startup-weight-load-mode=serial tokenizer-backend=huggingface tokenizer-mode=auto tool-server
         trace-modules=request unified-cache-external-linker-backend=mooncake uno-lora-path warmups
         watermark-config weight-cache-mode=off weight-cache-socket

@@ -20,6 +20,12 @@ CPU_CHUNK_TOKENS = 512
 DEVICE_CHUNK_TOKENS = 8192
 """Prompt tokens of one step on an accelerator."""
 
+CPU_VERIFIED_TOKENS = 48
+"""Tokens of a step that guesses are made up to, on a CPU (measured)."""
+
+DEVICE_VERIFIED_TOKENS = 256
+"""The same on an accelerator: about where reading 16-bit weights and multiplying with them take the same time."""
+
 _Choice = TypeVar("_Choice")
 
 Report = Callable[[str, float], None]
@@ -79,6 +85,8 @@ def make_scheduler(config: ServerConfig, info: EngineInfo) -> Scheduler:
             running_timeout=config.request_running_timeout or 0.0,
             overlap=not config.disable_overlap_schedule,
             draft_tokens=config.guessed_tokens,
+            executor_drafts=config.speculative_draft_model_path is not None,
+            verified_tokens=CPU_VERIFIED_TOKENS if config.device == "cpu" else DEVICE_VERIFIED_TOKENS,
             fair=config.fair_scheduling,
         )
     )

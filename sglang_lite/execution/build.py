@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,6 +36,9 @@ from sglang_lite.models.registry import expected_tensors, load_model
 from sglang_lite.models.repository import resolve_model_path
 from sglang_lite.models.share import share_of
 from sglang_lite.types import StartupError
+
+if TYPE_CHECKING:
+    from sglang_lite.execution.build_draft import DraftPlan
 
 DEFAULT_MAX_RUNNING_REQUESTS = 256
 """Rows of the request table when ``--max-running-requests`` is not set."""
@@ -161,7 +165,9 @@ def build_runner(
     context_length = served_context_length(config, description, selects_keys=True)
     settings = adapter_settings(config)
     adapted_bytes = adapter_bytes(settings, expected_tensors(description), dtype.itemsize) if settings else 0
-    available = max(0, available - weight_bytes // parallel.size - adapted_bytes)
+    draft = _draft_plan(config, parallel)
+    draft_bytes = draft.weight_bytes(dtype) if draft is not None else 0
+    available = max(0, available - weight_bytes // parallel.size - adapted_bytes - draft_bytes)
     rows = plan_rows(
         config,
         share_of(description, parallel.size).recurrent,
@@ -169,23 +175,59 @@ def build_runner(
         available_bytes=available,
         default_rows=DEFAULT_MAX_RUNNING_REQUESTS,
     )
+    draft_token_bytes = draft.bytes_per_token(kv_dtype) if draft is not None else 0
+    token_bytes = kv_geometry(kv, 1, 1, kv_dtype).bytes_per_token + draft_token_bytes
     budget = plan_kv_budget(
         config,
-        kv_geometry(kv, 1, 1, kv_dtype).bytes_per_token,
+        token_bytes,
         available - rows.state_bytes,
         context_length,
         workspace_share=WORKSPACE_SHARE if kv.num_tensors > 1 else 0.0,
     )
-    ops = CpuOperations(workspace_bytes=budget.workspace_bytes)
+    draft_workspace = budget.workspace_bytes * draft_token_bytes // token_bytes
+    ops = CpuOperations(workspace_bytes=budget.workspace_bytes - draft_workspace)
     num_pages = _agree_on_pages(budget.num_pages, parallel, ops.device)
     geometry = kv_geometry(kv, num_pages, config.page_size, kv_dtype)
     report("loading weights", 0.1)
     canonical_name = FAMILIES[description.architecture].canonical_name
     adapters = ModelAdapters(ops, settings, canonical_name, dtype) if settings is not None else None
-    model = _load(config, directory, ops, dtype, context_length, num_threads, parallel, adapters)
+
+    def load(path: Path | str) -> CausalLanguageModel:
+        return load_on_host(
+            path,
+            ops,
+            dtype,
+            context_length,
+            num_threads,
+            overrides=config.json_model_override_args,
+            parallel=parallel,
+            adapters=adapters,
+        )
+
+    model = load(directory)
+    guesses = None
+    if draft is not None:
+        report("loading the draft model", 0.7)
+        guesses = draft.load_on_host(
+            geometry,
+            vocabulary=description.vocab_size,
+            dtype=dtype,
+            num_rows=rows.num_rows,
+            context_length=context_length,
+            num_threads=num_threads,
+            workspace_bytes=draft_workspace,
+            parallel=parallel,
+        )
     seconds = {"load": time.monotonic() - started}
     runner = ModelRunner(
-        model, ops, geometry, num_rows=rows.num_rows, seed=config.random_seed, parallel=parallel, adapters=adapters
+        model,
+        ops,
+        geometry,
+        num_rows=rows.num_rows,
+        seed=config.random_seed,
+        parallel=parallel,
+        adapters=adapters,
+        draft=guesses,
     )
     names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
     limits = EngineLimits(
@@ -194,7 +236,7 @@ def build_runner(
         rows.num_rows,
         names[dtype],
         names[kv_dtype],
-        weight_bytes,
+        weight_bytes + draft_bytes,
         seconds,
         rows.row_bytes,
     )
@@ -204,7 +246,7 @@ def build_runner(
             description,
             config.json_model_override_args,
             weight_bytes,
-            lambda path: _load(config, path, ops, dtype, context_length, num_threads, parallel, None),
+            load,
             runner,
         )
     return BuiltRunner(runner, limits, num_threads, settings.adapters if settings is not None else (), reloader)
@@ -245,15 +287,24 @@ def _agree_on_pages(num_pages: int, parallel: ParallelGroup, device: torch.devic
     return int(parallel.all_gather(torch.tensor([num_pages], dtype=torch.int64, device=device), 0).min())
 
 
-def _load(
-    config: ServerConfig,
+def _draft_plan(config: ServerConfig, parallel: ParallelGroup) -> DraftPlan | None:
+    if config.speculative_draft_model_path is None:
+        return None
+    from sglang_lite.execution.build_draft import draft_plan
+
+    return draft_plan(config, parallel)
+
+
+def load_on_host(
     directory: Path | str,
     ops: CpuOperations,
     dtype: torch.dtype,
     context_length: int,
     num_threads: int,
-    parallel: ParallelGroup,
-    adapters: ModelAdapters | None,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    parallel: ParallelGroup = SINGLE,
+    adapters: ModelAdapters | None = None,
 ) -> CausalLanguageModel:
     """Load the model in a thread that ends.
 
@@ -268,7 +319,7 @@ def _load(
             directory,
             ops=ops,
             dtype=dtype,
-            overrides=config.json_model_override_args,
+            overrides=overrides,
             context_length=context_length,
             progress=parallel.rank == 0,
             parallel=parallel,

@@ -82,6 +82,8 @@ def build_device_runner(
         raise StartupError(
             f"--enable-pdmux with --tp-size {parallel.size}: one communicator does not serve two streams; use either"
         )
+    if config.speculative_draft_model_path is not None:
+        raise StartupError("--speculative-algorithm STANDALONE: draft models are not built for --device cuda")
     dtype = device_dtype(config, description)
     kv_dtype = device_kv_dtype(config, dtype)
     selection = select_providers(record, description, dtype, kv_dtype)

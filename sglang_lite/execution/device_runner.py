@@ -27,6 +27,7 @@ from sglang_lite.execution.device_inputs import (
     whole_plan,
 )
 from sglang_lite.execution.device_sampler import DeviceSampler
+from sglang_lite.execution.draft_model import DraftModel
 from sglang_lite.execution.grammar_masks import ConstrainedStep, GrammarMasks, Matchers, advance
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
@@ -82,6 +83,7 @@ class DeviceRunner:
         seed: of requests without one.
         parallel: the ranks that share the model. Rank 0 draws the tokens, the others take them from it.
         adapters: low-rank adapters of the model; None when it was loaded without. Steps that use one are not captured.
+        draft: makes the guesses that plans leave open; None where no plan does.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class DeviceRunner:
         seed: int | None = None,
         parallel: ParallelGroup = SINGLE,
         adapters: ModelAdapters | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
         self.geometry = geometry
         self._model = model
@@ -107,6 +110,7 @@ class DeviceRunner:
         self._parallel = parallel
         self._side_by_side = side_by_side
         self.adapters = adapters
+        self._draft = draft
         with device.activate():
             # Page ``num_pages`` is the scratch page; nobody but the padding of captured batches knows of it.
             self._pool = allocate_kv_pool(replace(geometry, num_pages=geometry.num_pages + 1), device.torch_device)
@@ -144,6 +148,8 @@ class DeviceRunner:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Queue a step behind those launched before; the plan's arrays may change as soon as this returns."""
         with self._device.activate():
+            if self._draft is not None:
+                plan = self._draft.fill(plan)
             if len(plan.page_copies):
                 copies = self._device.upload(np.ascontiguousarray(plan.page_copies.T, dtype=np.int64))
                 self._ops.copy_pages(self._pool, copies[0], copies[1])

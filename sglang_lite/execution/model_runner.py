@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, Operations
+from sglang_lite.execution.draft_model import DraftModel
 from sglang_lite.execution.grammar_masks import GrammarMasks, advance, upload_to_host
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
@@ -31,6 +32,7 @@ class ModelRunner:
         seed: of the sampler, for requests without one.
         parallel: the ranks that share the model. Rank 0 draws the tokens, the others take them from it.
         adapters: low-rank adapters of the model; None when it was loaded without.
+        draft: makes the guesses that plans leave open; None where no plan does.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class ModelRunner:
         seed: int | None = None,
         parallel: ParallelGroup = SINGLE,
         adapters: ModelAdapters | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
         self.geometry = geometry
         self.pool = allocate_kv_pool(geometry, ops.device)
@@ -50,6 +53,7 @@ class ModelRunner:
         self._ops = ops
         self._parallel = parallel
         self.adapters = adapters
+        self._draft = draft
         self._sampler = Sampler(model.vocab_size, ops.device, seed)
         self._masks = GrammarMasks(ops.grammar, model.vocab_size, upload_to_host)
         self._scorer = LogprobScorer(model.logits, model.vocab_size)
@@ -66,6 +70,8 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
         """Copy pages, feed the tokens, sample, score."""
+        if self._draft is not None:
+            plan = self._draft.fill(plan)
         if len(plan.page_copies):
             copies = torch.from_numpy(plan.page_copies).long()
             self._ops.copy_pages(self.pool, copies[:, 0], copies[:, 1])

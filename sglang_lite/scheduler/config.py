@@ -38,6 +38,11 @@ class SchedulerConfig:
         overlap: plan one step ahead of the tokens (two uncommitted plans instead of one).
         draft_tokens: tokens guessed for a row and verified in one step, at most; 0 guesses nothing. Guesses are made
             of the tokens so far, so it needs ``overlap`` off.
+        executor_drafts: the executor guesses (it has a draft model): plans reserve slots and leave the guesses open.
+            Otherwise they are looked up in the request's own tokens.
+        verified_tokens: tokens of all rows of a step that guesses are made up to. A step that reads its weights for
+            few tokens takes some more for little; with this many it is bound by arithmetic, and a guess costs as much
+            as the token that it may save.
         fair: whoever was served least goes first, between the tenants that requests name (see ``fairness``).
         free_page_watermark: share of the pool that ``maintain`` keeps free.
     """
@@ -61,11 +66,21 @@ class SchedulerConfig:
     running_timeout: float = 0.0
     overlap: bool = True
     draft_tokens: int = 0
+    executor_drafts: bool = False
+    verified_tokens: int = 48
     free_page_watermark: float = 0.03
     fair: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_pages", "page_size", "context_length", "max_running_requests", "starvation_limit"):
+        sizes = (
+            "num_pages",
+            "page_size",
+            "context_length",
+            "max_running_requests",
+            "starvation_limit",
+            "verified_tokens",
+        )
+        for name in sizes:
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_lite.scheduler.config import SchedulerConfig
 from sglang_lite.scheduler.decode import DecodeBatch, DecodeStep
 from sglang_lite.scheduler.ngram import NgramIndex
 from sglang_lite.scheduler.pages import RequestPages
+from sglang_lite.scheduler.plan import FROM_DEVICE
 from sglang_lite.scheduler.request import Special
 from sglang_lite.scheduler.table import RequestTable
 from sglang_lite.types import Int32Array, Int64Array
-
-_VERIFIED_TOKENS = 48
-"""Tokens of all rows of a step. A step that reads its weights for few tokens takes some more for little; with this
-many it is bound by arithmetic, and a guess costs as much as the token that it may save."""
 
 _NEVER_DRAFTED = Special.LOGPROBS | Special.PENALTIES | Special.MIN_TOKENS | Special.GRAMMAR
 """Rows whose draw depends on the draws before it in more than their tokens are decoded one token at a time."""
@@ -54,14 +52,15 @@ class DraftingBatch(DecodeBatch):
 
     Args:
         pages: guesses take free pages, and never those of another request.
-        most: guessed tokens of a row in one step, at most. A row's own limit follows its luck.
+        config: who guesses, and how much at most. A row's own limit follows its luck.
     """
 
-    def __init__(self, table: RequestTable, pages: RequestPages, page_size: int, most: int) -> None:
-        super().__init__(table, page_size)
+    def __init__(self, table: RequestTable, pages: RequestPages, config: SchedulerConfig) -> None:
+        super().__init__(table, config.page_size)
         self._pages = pages
-        self._most = most
-        self._index = NgramIndex(table)
+        self._most = most = config.draft_tokens
+        self._verified_tokens = config.verified_tokens
+        self._index = None if config.executor_drafts else NgramIndex(table)
         self._allowed: Int32Array = np.full(table.capacity, most, dtype=np.int32)
         self._lens: Int32Array = np.empty(0, dtype=np.int32)
         self._guesses: Int32Array = np.empty((0, most), dtype=np.int32)
@@ -69,7 +68,8 @@ class DraftingBatch(DecodeBatch):
     def join(self, rows: Int32Array, kv_lens: Int32Array, slots: Int64Array, generated: Int32Array) -> None:
         """See ``DecodeBatch.join``."""
         super().join(rows, kv_lens, slots, generated)
-        self._index.restart(rows)
+        if self._index is not None:
+            self._index.restart(rows)
         self._allowed[rows] = self._most
 
     def learn(self, rows: Int32Array, drafted: Int32Array, accepted: Int32Array) -> None:
@@ -87,10 +87,10 @@ class DraftingBatch(DecodeBatch):
         progress = lengths - 1 - self.kv_lens[keep]
         generated = self.generated[keep] + progress
         limits = self.limits[keep]
-        share = max(0, _VERIFIED_TOKENS // max(1, len(rows)) - 1)
-        has_draft = np.zeros(len(rows), dtype=np.bool_)
-        guesses: Int32Array = np.zeros((len(rows), self._most), dtype=np.int32)
-        if share:  # what is not indexed now is when there is room for guesses again
+        share = max(0, self._verified_tokens // max(1, len(rows)) - 1)
+        has_draft = np.full(len(rows), self._index is None)
+        guesses: Int32Array = np.full((len(rows), self._most), FROM_DEVICE, dtype=np.int32)
+        if share and self._index is not None:  # what is not indexed now is when there is room for guesses again
             self._index.extend(rows, lengths)
             has_draft, guesses = self._index.draft(rows, lengths, self._most)
         # The step itself draws one token more than it guesses.

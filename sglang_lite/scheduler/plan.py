@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sglang_lite.grammar.base import TokenMatcher
 
 FROM_DEVICE = -1
-"""Input id of a decode row: the executor substitutes ``last_token[row]``."""
+"""Input id of a decode row: the executor substitutes ``last_token[row]``, and for a guess that of its draft model."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,7 +86,7 @@ class StepPlan:
             that verify guesses, if there are any: like chunks these feed several tokens of a sequence with a past.
         rows: int32[B], row of the request table (stable while the request is running); index into ``last_token``.
         query_lens: int32[B], tokens fed by each row.
-        input_ids: int32[T]; ``FROM_DEVICE`` for decode rows.
+        input_ids: int32[T]; ``FROM_DEVICE`` for decode rows, and for guesses that are the executor's draft model's.
         positions: int32[T], position of each token in its sequence.
         slot_mapping: int64[T], pool slot that receives the token's KV: page * page_size + offset.
         kv_lens: int32[B], length of each sequence after this step (what attention sees).

@@ -107,7 +107,7 @@ class SchedulerState:
         pages = RequestPages(config, table)
         decode = DecodeBatch(table, config.page_size)
         if config.draft_tokens:
-            decode = DraftingBatch(table, pages, config.page_size, config.draft_tokens)
+            decode = DraftingBatch(table, pages, config)
         return cls(
             config=config,
             table=table,

@@ -136,7 +136,6 @@ def test_what_is_not_built_is_refused_by_name(model: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["--speculative-draft-model-path", "draft"],
         ["--speculative-token-map", "map.pt"],
         ["--speculative-accept-threshold-single", "0.5"],
     ],
