@@ -138,6 +138,9 @@ class ServerConfig(BaseModel):
     enable_ssl_refresh: Annotated[
         bool, Option(_HTTP, "Read the TLS files again when they change; SIGHUP does it at any time.")
     ] = False
+    enable_response_store: Annotated[
+        bool, Option(_HTTP, "Keep responses of /v1/responses in memory, to be looked up, continued and cancelled.")
+    ] = False
     max_concurrent_requests: Annotated[
         int,
         Option(

@@ -94,7 +94,7 @@ _REFUSED = {
         enable-mm-global-cache enable-mscclpp enable-multi-layer-eagle enable-multimodal enable-nccl-nvls
         enable-nvidia-megakernel enable-p2p-check enable-page-major-kv-layout enable-paged-experts
         enable-pd-role-switch enable-precise-embedding-interpolation enable-prefill-cp
-        enable-prefix-mm-cache enable-profile-cuda-graph enable-quant-communications enable-response-store
+        enable-prefix-mm-cache enable-profile-cuda-graph enable-quant-communications
         enable-return-aux-hidden-states enable-return-hidden-states enable-return-indexer-topk
         enable-return-routed-experts enable-scattered-sconv enable-session-radix-cache
         enable-shared-experts-attn-tp enable-single-batch-overlap enable-streaming-session

@@ -16,9 +16,6 @@ ADMINISTRATION = (
 
 _OTHERS = (
     "/classify",
-    "/v1/responses",
-    "/v1/responses/{response}",
-    "/v1/responses/{response}/cancel",
     "/v1/audio/transcriptions",
     "/api/chat",
     "/api/generate",

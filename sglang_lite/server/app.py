@@ -26,6 +26,7 @@ from sglang_lite.server.native_routes import add_native_routes
 from sglang_lite.server.parsing_routes import add_parsing_routes
 from sglang_lite.server.pooling_routes import add_pooling_routes
 from sglang_lite.server.profile_routes import add_profile_routes
+from sglang_lite.server.responses_routes import add_responses_routes
 from sglang_lite.server.score_routes import add_score_routes
 from sglang_lite.server.tenants import Tenants
 from sglang_lite.server.tokenize_routes import add_tokenize_routes
@@ -65,6 +66,7 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_completion_routes(app)
     add_chat_routes(app)
     add_anthropic_routes(app)
+    add_responses_routes(app)
     add_pooling_routes(app)
     add_score_routes(app)
     add_tokenize_routes(app)

@@ -11,9 +11,6 @@ from tests.unit.server.test_routes import serving
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/v1/responses"),
-        ("GET", "/v1/responses/resp_1"),
-        ("POST", "/v1/responses/resp_1/cancel"),
         ("POST", "/api/chat"),
         ("GET", "/api/tags"),
         ("POST", "/release_memory_occupation"),

@@ -1,0 +1,150 @@
+"""``/v1/responses``: answers as typed items, stored where the server was started with ``--enable-response-store``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from sglang_lite.server.bodies import read_object
+from sglang_lite.server.chat_routes import read_call
+from sglang_lite.server.context import ServerContext, context_of
+from sglang_lite.server.definitions.base import parse_body
+from sglang_lite.server.definitions.responses import ResponsesBody
+from sglang_lite.server.errors import json_response
+from sglang_lite.server.generation import MergedStream, collect
+from sglang_lite.server.identity import ID_FIELDS, Identity
+from sglang_lite.server.named_events import reply_with_named_events
+from sglang_lite.server.response_store import ResponseStore, StoredResponse
+from sglang_lite.server.responses_format import ResponseCall, ResponseWriter, whole_response
+from sglang_lite.server.responses_prompt import chat_body, input_messages, item_messages, refuse_unserved
+from sglang_lite.server.text_length import refuse_endless_texts
+from sglang_lite.types import RequestError
+
+logger = logging.getLogger(__name__)
+
+STORE: web.AppKey[ResponseStore] = web.AppKey("responses", ResponseStore)
+
+
+def _identity(context: ServerContext, raw: Mapping[str, Any], headers: Mapping[str, str]) -> Identity:
+    if any(raw.get(name) is not None for name in ID_FIELDS) or headers.get("X-Request-Id"):
+        return Identity.read(context, raw, headers, "resp_")
+    made = f"resp_{secrets.token_hex(16)}"  # whoever knows it may read the response: it must not be guessed
+    return Identity(made, made)
+
+
+def _store(request: web.Request, what: str) -> ResponseStore:
+    """The store.
+
+    Raises:
+        RequestError: 501, the server keeps no responses.
+    """
+    if not context_of(request).config.enable_response_store:
+        raise RequestError(f"{what} needs a server that was started with --enable-response-store", status=501)
+    return request.app[STORE]
+
+
+async def create(request: web.Request) -> web.StreamResponse:
+    """Answer an input."""
+    context, raw = context_of(request), await read_object(request)
+    body = parse_body(raw, ResponsesBody)
+    refuse_unserved(body)
+    if body.background and body.stream:
+        raise RequestError("background cannot be combined with stream", field="background")
+    history: list[dict[str, Any]] = []
+    if body.previous_response_id is not None:
+        previous = _store(request, "previous_response_id").get(body.previous_response_id, "previous_response_id")
+        if previous.is_running:
+            raise RequestError("the previous response has not ended yet", field="previous_response_id")
+        history = previous.messages
+    identity = _identity(context, raw, request.headers)
+    is_stored = context.config.enable_response_store and body.store is not False
+    if body.background and not is_stored:
+        _store(request, "background")
+        raise RequestError("background needs store to be true", field="background")
+    if is_stored:
+        request.app[STORE].check_new(identity.shown)
+    chat = read_call(context, {**chat_body(raw, body, history), "rid": identity.base}, request.headers)
+    await refuse_endless_texts(context, chat.sequences)
+    call = ResponseCall(identity.shown, chat, body, is_stored)
+    messages = [*history, *input_messages(body)]
+    if body.background:
+        return _start(context, request.app[STORE], call, messages)
+    if body.stream:
+        writer = ResponseWriter(call)
+        reply = await reply_with_named_events(request, MergedStream(context, chat.sequences), writer)
+        result = writer.result
+    else:
+        (output,) = await collect(context, chat.sequences)
+        result = whole_response(call, output)
+        reply = json_response(result)
+    if is_stored and result is not None:
+        request.app[STORE].put(_stored(result, messages))
+    return reply
+
+
+def _stored(result: dict[str, Any], messages: list[dict[str, Any]]) -> StoredResponse:
+    return StoredResponse(result, [*messages, *item_messages(result["output"])])
+
+
+def _start(
+    context: ServerContext, store: ResponseStore, call: ResponseCall, messages: list[dict[str, Any]]
+) -> web.Response:
+    """Compute a response behind the reply."""
+    stored = StoredResponse(call.response("in_progress", []), messages)
+
+    async def run() -> None:
+        try:
+            with context.generation():
+                (output,) = await collect(context, call.chat.sequences)
+            stored.response = whole_response(call, output)
+            stored.messages = [*messages, *item_messages(stored.response["output"])]
+        except RequestError as error:
+            stored.response = call.failed(error.message, error.status)
+        except Exception as error:  # nobody waits for this task: the response has to say what happened
+            logger.exception("response %s failed", call.shown_id)
+            stored.response = call.failed(f"Internal server error: {type(error).__name__}", 500)
+        store.put(stored)
+
+    stored.task = asyncio.create_task(run())
+    store.put(stored)
+    return json_response(stored.response)
+
+
+async def retrieve(request: web.Request) -> web.Response:
+    """A stored response as it stands."""
+    stored = _store(request, "looking a response up").get(request.match_info["response"])
+    return json_response(stored.response)
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """End a response that is computed in the background; one that has ended stays as it is."""
+    stored = _store(request, "cancelling a response").get(request.match_info["response"])
+    if stored.task is None:
+        raise RequestError("only responses that were created with background can be cancelled")
+    if stored.is_running:
+        stored.task.cancel()
+        await asyncio.gather(stored.task, return_exceptions=True)
+        stored.response = {**stored.response, "status": "cancelled"}
+    return json_response(stored.response)
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Forget a stored response."""
+    name = request.match_info["response"]
+    _store(request, "deleting a response").delete(name)
+    return json_response({"id": name, "object": "response", "deleted": True})
+
+
+def add_responses_routes(app: web.Application) -> None:
+    """Register the routes of this module and what they store."""
+    store = app[STORE] = ResponseStore()
+    app.on_cleanup.append(store.close)
+    app.router.add_post("/v1/responses", create)
+    app.router.add_get("/v1/responses/{response}", retrieve)
+    app.router.add_delete("/v1/responses/{response}", delete)
+    app.router.add_post("/v1/responses/{response}/cancel", cancel)
