@@ -90,7 +90,12 @@ class NativeWriter:
             finished = now if output.finished_at is None else output.finished_at
             first = finished if output.first_token_at is None else output.first_token_at
             made = output.completion_tokens - 1
+            record = output.timeline
+            waited = record.queue_seconds if record is not None else None
             body["meta_info"] |= {
+                "queue_time": waited,
+                "forward_entry_time": None if waited is None else output.received_at + waited,
+                "prefill_finished_time": output.first_token_at,
                 "request_received_ts": self._started_at,
                 "request_finished_ts": finished,
                 "first_token_latency": first - self._started_at,
