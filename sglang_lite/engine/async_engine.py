@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import msgspec
+
 from sglang_lite import startup
 from sglang_lite.config import ServerConfig
 from sglang_lite.engine.adapter_registry import AdapterRegistry, LoadedAdapter
@@ -280,14 +282,23 @@ class AsyncEngine:
 
     async def loads(self) -> LoadSnapshot:
         """The load now."""
-        self.stats = await self._client.load()
+        self.stats = self._with_compiling(await self._client.load())
         return self.stats
 
     async def replica_loads(self) -> list[tuple[int, LoadSnapshot]]:
         """(replica, its load now) of the replicas that live."""
         loads = await self._client.loads()
+        # The compiler is the front's; its grammars are shown with one replica, so that they are counted once.
+        loads = [
+            (replica, self._with_compiling(load) if not index else load) for index, (replica, load) in enumerate(loads)
+        ]
         self.stats = merge_loads([load for _, load in loads])
         return loads
+
+    def _with_compiling(self, load: LoadSnapshot) -> LoadSnapshot:
+        if self._grammars is None or not self._grammars.num_waiting:
+            return load
+        return msgspec.structs.replace(load, num_compiling=self._grammars.num_waiting)
 
     async def ping(self, timeout: float) -> None:
         """Return when the core's loop has answered.

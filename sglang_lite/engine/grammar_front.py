@@ -86,7 +86,7 @@ class GrammarFront:
             RequestError: it cannot be compiled or loaded.
         """
         # The future is shared: one request that goes away must not cancel it for the others.
-        compiled = await asyncio.shield(asyncio.wrap_future(self._compiler.submit(grammar)))
+        compiled = (await asyncio.shield(asyncio.wrap_future(self._compiler.submit(grammar)))).checked()
         task = self._sent.get(compiled.identity)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._sent[compiled.identity] = asyncio.create_task(self._load(compiled))

@@ -78,6 +78,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         timestamp: Unix time in seconds.
         num_prefilling: running requests whose prompt is not computed yet; included in ``num_running``.
         num_retracted: waiting requests that were preempted; included in ``num_waiting``.
+        num_compiling: grammars that requests of the front wait for; the core knows nothing of them.
         waiting_tokens: prompt tokens of waiting requests that are not computed yet.
         generation_throughput: output tokens per second since the snapshot before.
         cache_hit_rate: share of prompt tokens found in the prefix cache since the snapshot before, 0 to 1.
@@ -93,6 +94,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     num_prefilling: int = 0
     num_waiting: int = 0
     num_retracted: int = 0
+    num_compiling: int = 0
     waiting_tokens: int = 0
     num_pages: int = 0
     page_size: int = 1

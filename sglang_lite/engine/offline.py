@@ -287,7 +287,7 @@ class Engine:
         compiler = require_compiler(
             self._compiler, grammar, self.config, self.info.eos_token_ids, ignore_eos=ignore_eos
         )
-        compiled = compiler.submit(grammar).result()
+        compiled = compiler.submit(grammar).result().checked()
         reply = self._control(LoadGrammar(0, next(self._calls), compiled.identity, compiled.compiled))
         if isinstance(reply, Reply) and not reply.ok:
             raise RequestError(f"the engine cannot load the grammar: {reply.message}", status=503)

@@ -34,10 +34,26 @@ NO_BACKEND = (
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A grammar's name and compiled form."""
+    """A grammar's name and compiled form, or why there is none.
+
+    Kept and shared, so an error is a text here: an exception would grow with every time that it is raised.
+    """
 
     identity: str
-    compiled: bytes
+    compiled: bytes = b""
+    error: str = ""
+    status: int = 200
+    field: str = ""
+
+    def checked(self) -> Compiled:
+        """Itself.
+
+        Raises:
+            RequestError: it could not be compiled.
+        """
+        if self.error:
+            raise RequestError(self.error, status=self.status, field=self.field)
+        return self
 
 
 class GrammarCompiler:
@@ -56,7 +72,6 @@ class GrammarCompiler:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Future[Compiled]] = OrderedDict()
-        self._bytes = 0
         self._waiting = 0
         self._threads: ThreadPoolExecutor | None = None
         self._processes: list[CompilerProcess] = []
@@ -69,7 +84,7 @@ class GrammarCompiler:
         return self._waiting
 
     def submit(self, grammar: Grammar) -> Future[Compiled]:
-        """The compiled form; the future fails with ``RequestError``.
+        """The compiled form, or why there is none.
 
         Raises:
             RequestError: 400, the grammar is too long or malformed; 429, too many wait.
@@ -97,7 +112,6 @@ class GrammarCompiler:
         with self._lock:
             for name in [name for name, future in self._known.items() if future.done()]:
                 del self._known[name]
-            self._bytes = 0
 
     def close(self) -> None:
         """End the processes; what is being compiled fails."""
@@ -110,22 +124,21 @@ class GrammarCompiler:
             threads.shutdown(wait=True)
 
     def _run(self, name: str, grammar: Grammar, future: Future[Compiled]) -> None:
+        kind = grammar.kind
         try:
-            compiled = self._compile(grammar)
+            result = Compiled(name, self._compile(grammar))
         except GrammarError as error:
-            message = f"Failed to compile {grammar.kind} grammar: {error}"
-            future.set_exception(RequestError(message, field=grammar.kind))
+            result = Compiled(name, error=f"Failed to compile {kind} grammar: {error}", status=400, field=kind)
         except Exception as error:  # whoever waits for it must learn of it; it may work another time
             with self._lock:
                 self._known.pop(name, None)
             known = isinstance(error, CompilerError)
             text = str(error) if known else f"{type(error).__name__}: {error}"
-            future.set_exception(RequestError(f"no grammar can be compiled: {text}", status=503))
-        else:
-            future.set_result(Compiled(name, compiled))
-            self._keep(len(compiled))
+            result = Compiled(name, error=f"no grammar can be compiled: {text}", status=503, field=kind)
         with self._lock:
             self._waiting -= 1
+        future.set_result(result)
+        self._trim()
 
     def _compile(self, grammar: Grammar) -> bytes:
         process = self._take_process()
@@ -149,14 +162,13 @@ class GrammarCompiler:
             self._processes.append(process)
             return process
 
-    def _keep(self, size: int) -> None:
-        """Count a new result and forget the oldest ones beyond the limits."""
+    def _trim(self) -> None:
+        """Forget the oldest results beyond the limits."""
         with self._lock:
-            self._bytes += size
-            while len(self._known) > 1 and (len(self._known) > CACHE_ENTRIES or self._bytes > CACHE_BYTES):
-                name = next((name for name, future in self._known.items() if future.done()), None)
-                if name is None:
+            done = {name: len(future.result().compiled) for name, future in self._known.items() if future.done()}
+            size = sum(done.values())
+            for name, compiled in done.items():
+                if len(self._known) <= CACHE_ENTRIES and size <= CACHE_BYTES:
                     return
-                future = self._known.pop(name)
-                if future.exception() is None:
-                    self._bytes -= len(future.result().compiled)
+                del self._known[name]
+                size -= compiled

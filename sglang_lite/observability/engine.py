@@ -22,6 +22,8 @@ class LoadLike(Protocol):
     @property
     def num_retracted(self) -> int: ...
     @property
+    def num_compiling(self) -> int: ...
+    @property
     def num_pages(self) -> int: ...
     @property
     def page_size(self) -> int: ...
@@ -150,7 +152,7 @@ class EngineCollector(Collector):
         gauges: list[tuple[str, str, float]] = [
             ("num_running_reqs", "Requests in the running batch.", load.num_running),
             ("num_queue_reqs", "Requests waiting.", load.num_waiting),
-            ("num_grammar_queue_reqs", "Requests whose grammar is compiling.", 0),
+            ("num_grammar_queue_reqs", "Grammars being compiled, each for one request or more.", load.num_compiling),
             ("num_retracted_reqs", "Requests preempted and waiting to resume.", load.num_retracted),
             ("num_paused_reqs", "Running requests held by a pause.", load.num_running if load.paused else 0),
             ("num_used_tokens", "KV token slots in use.", load.used_tokens),

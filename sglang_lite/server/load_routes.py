@@ -71,7 +71,13 @@ def _adapter_section(adapters: AdapterRegistry) -> dict[str, Any]:
 def _queues_section(load: LoadSnapshot) -> dict[str, Any]:
     paused = load.num_running if load.paused else 0
     waiting = load.num_waiting
-    return {"waiting": waiting, "grammar": 0, "paused": paused, "retracted": load.num_retracted, "prealloc_ready": 0}
+    return {
+        "waiting": waiting,
+        "grammar": load.num_compiling,
+        "paused": paused,
+        "retracted": load.num_retracted,
+        "prealloc_ready": 0,
+    }
 
 
 def _wanted_sections(include: str | None) -> set[str]:

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
+from sglang_lite.grammar.compiler import Compiled
+from sglang_lite.types import Grammar
 from tests.support.server import LocalServer, local_server
 
 SCHEMA = {
@@ -200,26 +203,29 @@ async def test_bad_response_formats(constrained: LocalServer, form: Any) -> None
 
 async def test_abort_while_compiling(constrained: LocalServer) -> None:
     """B13: a request that waits for its grammar ends with an abort, without a token, and at once."""
-    engine = constrained.engine
-    assert engine._grammars is not None
-    front, waiting = engine._grammars, asyncio.Event()
+    front = constrained.engine._grammars
+    assert front is not None
+    waiting = asyncio.Event()
 
-    async def never(grammar: Any) -> str:
-        waiting.set()
-        await asyncio.Event().wait()
-        raise AssertionError("nothing sets the event")
+    class NeverReady:
+        num_waiting = 1
 
-    original, front.ready = front.ready, never  # type: ignore[method-assign]
+        def submit(self, grammar: Grammar) -> Future[Compiled]:
+            waiting.set()
+            return Future()
+
+    original, front._compiler = front._compiler, NeverReady()  # type: ignore[assignment]
     try:
         body = {"text": "A", "rid": "slow", "sampling_params": {"regex": "abc"}}
         task = asyncio.create_task(constrained.post("/generate", body))
         await waiting.wait()
+        assert (await constrained.load())["queues"]["grammar"] == 1
         started = time.monotonic()
-        assert engine.abort("slow")
+        assert (await constrained.post("/abort_request", {"rid": "slow"})).status == 200
         reply = (await task).json()
         assert time.monotonic() - started < 1
     finally:
-        front.ready = original  # type: ignore[method-assign]
+        front._compiler = original
     assert reply["meta_info"]["finish_reason"]["type"] == "abort"
     assert reply["output_ids"] == []
     await constrained.idle()

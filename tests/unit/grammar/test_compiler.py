@@ -64,7 +64,7 @@ def test_results_are_kept_by_content(compiler: GrammarCompiler) -> None:
     assert compiler.submit(Grammar("ebnf", 'root ::= "kept"')).result().identity != first.result().identity
     failed = compiler.submit(Grammar("regex", "(kept"))
     with pytest.raises(RequestError, match="Failed to compile regex grammar: ") as caught:
-        failed.result()
+        failed.result().checked()
     assert caught.value.status == 400
     assert caught.value.field == "regex"
     assert compiler.submit(Grammar("regex", "(kept")) is failed
