@@ -308,9 +308,6 @@ class ServerConfig(BaseModel):
             maximum=64,
         ),
     ] = None
-    random_seed: Annotated[Integer, Option(_MEMORY, "Seed of sampling.", convert=values.integer)] = None
-
-    # Devices and parallelism
     speculative_draft_model_path: Annotated[
         Text,
         Option(
@@ -329,6 +326,9 @@ class ServerConfig(BaseModel):
             maximum=63,
         ),
     ] = None
+    random_seed: Annotated[Integer, Option(_MEMORY, "Seed of sampling.", convert=values.integer)] = None
+
+    # Devices and parallelism
     device: Annotated[
         str,
         Option(_DEVICE, "Device; auto never falls back to cpu.", choices=DEVICES, convert=values.device_name),
@@ -509,12 +509,12 @@ class ServerConfig(BaseModel):
         """Tokens guessed for a request in one step; 0 without speculation. The newest token is verified with them."""
         if self.speculative_algorithm is None:
             return 0
-        return (self.speculative_num_draft_tokens or DEFAULT_DRAFT_TOKENS) - 1
-
-    @property
         if self.speculative_algorithm == "standalone":
             limits = [self.speculative_num_steps, (self.speculative_num_draft_tokens or 1) - 1]
             return min([limit for limit in limits if limit], default=DEFAULT_DRAFT_STEPS)
+        return (self.speculative_num_draft_tokens or DEFAULT_DRAFT_TOKENS) - 1
+
+    @property
     def is_disaggregated(self) -> bool:
         """True in prefill and decode mode."""
         return self.disaggregation_mode != "null"
