@@ -19,12 +19,15 @@ from sglang_lite.adapters.kernel_lines import installed_kernels
 from sglang_lite.config import ServerConfig
 from sglang_lite.execution.base import Executor
 from sglang_lite.execution.build import DEFAULT_MAX_RUNNING_REQUESTS, BuiltRunner, EngineLimits, kv_geometry
+from sglang_lite.execution.build_device_draft import DeviceDraft
+from sglang_lite.execution.build_draft import draft_plan
 from sglang_lite.execution.context_length import served_context_length
 from sglang_lite.execution.cuda_device import CudaDevice
 from sglang_lite.execution.device import Device
 from sglang_lite.execution.device_memory import graph_batch_sizes, kv_bytes, plan_pages, static_fraction
 from sglang_lite.execution.device_requirements import device_dtype, device_kv_dtype, select_providers
 from sglang_lite.execution.device_runner import DeviceRunner
+from sglang_lite.execution.draft_model import DraftModel
 from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.placement import placement_of
 from sglang_lite.execution.recurrent_limits import RowBudget, plan_rows
@@ -82,8 +85,6 @@ def build_device_runner(
         raise StartupError(
             f"--enable-pdmux with --tp-size {parallel.size}: one communicator does not serve two streams; use either"
         )
-    if config.speculative_draft_model_path is not None:
-        raise StartupError("--speculative-algorithm STANDALONE: draft models are not built for --device cuda")
     dtype = device_dtype(config, description)
     kv_dtype = device_kv_dtype(config, dtype)
     selection = select_providers(record, description, dtype, kv_dtype)
@@ -105,8 +106,25 @@ def build_device_runner(
             adapters=adapters.slots if adapters is not None else None,
         )
         device.synchronize()
+    draft: DeviceDraft | None = None
+    if (planned := draft_plan(config, parallel)) is not None:
+        report("loading the draft model", 0.4)
+        draft = DeviceDraft.load(planned, device, record, dtype, kv_dtype, context_length)
     loaded = time.monotonic()
-    geometry, rows, batch_sizes = _plan_memory(config, description, device, dtype, kv_dtype, parallel)
+    draft_page_bytes = draft.page_bytes(config.page_size, kv_dtype) if draft is not None else 0
+    geometry, rows, batch_sizes = _plan_memory(config, description, device, dtype, kv_dtype, parallel, draft_page_bytes)
+    guesses: DraftModel | None = None
+    if draft is not None:
+        draft_runner = draft.runner(
+            geometry,
+            num_rows=rows.num_rows,
+            context_length=context_length,
+            batch_sizes=batch_sizes,
+            pad_graphs=not config.disable_cuda_graph_padding,
+        )
+        if draft_runner is not None:
+            _first_steps(draft_runner, geometry, context_length, report)
+        guesses = draft.guesses(draft_runner, description.vocab_size, parallel)
     runner = DeviceRunner(
         model,
         ops,
@@ -120,10 +138,12 @@ def build_device_runner(
         seed=config.random_seed,
         parallel=parallel,
         adapters=adapters,
+        draft=guesses,
     )
     _first_steps(runner, geometry, context_length, report)
     seconds = {"load": loaded - started, "capture": time.monotonic() - loaded}
     weight_bytes = sum(math.prod(shape) for shape in expected_tensors(description).values()) * dtype.itemsize
+    weight_bytes += draft.plan.weight_bytes(dtype) if draft is not None else 0
     limits = EngineLimits(
         geometry,
         context_length,
@@ -144,6 +164,7 @@ def _plan_memory(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
     parallel: ParallelGroup,
+    draft_page_bytes: int,
 ) -> tuple[KVGeometry, RowBudget, tuple[int, ...]]:
     """The pool, the rows of the request table and the decode batches to capture, once the weights are loaded."""
     memory = device.memory()
@@ -158,7 +179,7 @@ def _plan_memory(
         default_rows=DEFAULT_MAX_RUNNING_REQUESTS,
     )
     kv = share_of(description, parallel.size).kv
-    page_bytes = kv_geometry(kv, 1, config.page_size, kv_dtype).page_bytes
+    page_bytes = kv_geometry(kv, 1, config.page_size, kv_dtype).page_bytes + draft_page_bytes
     num_pages = plan_pages(config, page_bytes, budget - rows.state_bytes, memory, fraction)
     if parallel.size > 1:  # one page table serves all ranks: the one with least room decides
         pages = torch.tensor([num_pages], dtype=torch.int64, device=device.torch_device)

@@ -89,6 +89,18 @@ def test_a_server_that_starts(tiny_llama: Path, first_token: int) -> None:
     executor.close()
 
 
+def test_a_draft_model_shares_the_memory(tiny_llama: Path, first_token: int) -> None:
+    alone = build(tiny_llama)
+    options = {"speculative_algorithm": "standalone", "speculative_draft_model_path": str(tiny_llama)}
+    drafted = build(tiny_llama, **options)
+    assert drafted.limits.weight_bytes == 2 * alone.limits.weight_bytes
+    # Pages of two equal models, from memory that weights of tiny models hardly change.
+    assert drafted.limits.geometry.num_pages == pytest.approx(alone.limits.geometry.num_pages / 2, rel=0.01)
+    geometry = drafted.limits.geometry
+    plan = PlanMaker(geometry.page_size, geometry.num_pages).plan([], [(PlannedSequence(0), [1])])
+    assert drafted.runner.run(plan).tokens.tolist() == [first_token]
+
+
 def test_a_step_that_fails_ends_alone(tiny_llama: Path, first_token: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_lite.execution.base import ExecutionError
 

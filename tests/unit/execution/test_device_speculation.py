@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sglang_lite.execution.device_runner import DeviceRunner
+from sglang_lite.execution.draft_model import DraftModel
 from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.scheduler import Scheduler, SchedulerConfig
 from sglang_lite.types import RequestFlags
@@ -20,6 +22,7 @@ from tests.unit.execution.test_device_runner import (
     NUM_PAGES,
     NUM_ROWS,
     PAGE_SIZE,
+    captured_runner,
     device_runner,
     host_runner,
     kernels,
@@ -36,7 +39,9 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-def generate(runner: ModelRunner | DeviceRunner, draft_tokens: int, sampling: dict[str, Any]) -> tuple[Any, int]:
+def generate(
+    runner: ModelRunner | DeviceRunner, draft_tokens: int, sampling: dict[str, Any], *, executor_drafts: bool = False
+) -> tuple[Any, int]:
     """Output tokens by request, and how many guesses were right."""
     scheduler = Scheduler(
         SchedulerConfig(
@@ -46,6 +51,7 @@ def generate(runner: ModelRunner | DeviceRunner, draft_tokens: int, sampling: di
             max_running_requests=NUM_ROWS,
             overlap=False,
             draft_tokens=draft_tokens,
+            executor_drafts=executor_drafts,
         )
     )
     keys = list(range(1, len(PROMPTS) + 1))
@@ -71,3 +77,25 @@ def test_the_device_verifies_guesses(sampling: dict[str, Any], tmp_path: Path) -
     if not sampling:
         assert host_accepted > 5, "the test says nothing when no guess is right"
     assert all(len(tokens) == 40 for tokens in expected.values())
+
+
+@pytest.mark.parametrize("drafting", ["llama", "mistral"])
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["greedy", "seeded"])
+def test_a_draft_model_on_the_device(sampling: dict[str, Any], drafting: str, tmp_path: Path) -> None:
+    """Its steps are captured, and queued without waiting for one another."""
+    for name in {"llama", drafting}:
+        save_checkpoint(CASES[name], tmp_path / name)
+    expected, _ = generate(host_runner(str(tmp_path / "llama")), 0, sampling)
+    draft_runner = captured_runner(str(tmp_path / drafting), HostDevice())
+    draft = DraftModel(
+        draft_runner,
+        draft_vocabulary=128,
+        vocabulary=128,
+        device=torch.device("cpu"),
+        launch=lambda plan: draft_runner.launch(plan).result,
+    )
+    runner = device_runner(str(tmp_path / "llama"), HostDevice(), draft=draft)
+    found, accepted = generate(runner, 5, sampling, executor_drafts=True)
+    assert found == expected
+    if drafting == "llama" and not sampling:
+        assert accepted > 100, "the model guesses its own tokens"
