@@ -13,7 +13,7 @@ KEEP_RUNNING ?= 1
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint types bench clients clean
 
 demo: $(VENV)/.demo
 	KEEP_RUNNING=$(KEEP_RUNNING) $(BIN)/python -m sglang_lite.demo
@@ -53,6 +53,14 @@ $(VENV)/.test: $(VENV)/.demo
 
 $(VENV)/.dev: $(VENV)/.test
 	$(PIP) -e ".[demo,test,dev]"
+	touch $@
+
+# Clients that other people wrote and the page in a browser; the browser is the system's (chromium on the path).
+clients: $(VENV)/.clients
+	$(BIN)/python -m pytest tests/clients tests/http/test_playground.py $(PYTEST)
+
+$(VENV)/.clients: $(VENV)/.test
+	$(PIP) -e ".[demo,test,clients]"
 	touch $@
 
 clean:

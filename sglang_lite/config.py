@@ -150,6 +150,16 @@ class ServerConfig(BaseModel):
             minimum=1,
         ),
     ] = 16384
+    tokenizer_worker_num: Annotated[
+        int,
+        Option(
+            _HTTP,
+            "Front processes that share the port; one serves some thousand streamed tokens a second.",
+            convert=values.integer,
+            minimum=1,
+            maximum=64,
+        ),
+    ] = 1
     skip_server_warmup: Annotated[bool, Option(_HTTP, "Report ready without a generation of its own first.")] = False
     allow_auto_truncate: Annotated[bool, Option(_HTTP, "Cut over-long prompts instead of answering 400.")] = False
     stream_interval: Annotated[

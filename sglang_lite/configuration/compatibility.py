@@ -40,7 +40,7 @@ _IGNORED = {
         speculative-eagle-topk speculative-ngram-capacity speculative-ngram-external-corpus-max-tokens
         speculative-ngram-external-sam-budget speculative-ngram-max-bfs-breadth speculative-ngram-max-trie-depth
         speculative-ngram-min-bfs-breadth
-        tokenizer-worker-num torch-compile-max-bs triton-attention-num-kv-splits
+        torch-compile-max-bs triton-attention-num-kv-splits
     """,
     "number": """
         disaggregation-decode-host-receive-threshold gc-warning-threshold-secs hicache-ratio

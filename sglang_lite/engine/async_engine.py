@@ -76,6 +76,8 @@ class AsyncEngine:
         tokenizer: Tokenizer | None,
         client: EngineClient | ReplicaClient,
         info: EngineInfo,
+        *,
+        front: int = FRONT,
     ) -> None:
         self.config = config
         self.description = description
@@ -91,7 +93,7 @@ class AsyncEngine:
         self._grammars = None if compiler is None else GrammarFront(compiler, client.load_grammar)
         self._live: dict[str, _LiveRequest] = {}
         self._unsent: list[Submission] = []
-        self._keys = itertools.count((FRONT << FRONT_SHIFT) + 1)
+        self._keys = itertools.count((front << FRONT_SHIFT) + 1)
         self._paused = False
 
     @classmethod
@@ -114,8 +116,15 @@ class AsyncEngine:
             StartupError: the configuration cannot be served, or the core did not start.
         """
         config = await asyncio.to_thread(startup.prepare, config)
-        client = EngineClient(progress) if config.dp_size == 1 else ReplicaClient(config, progress)
-        starting = asyncio.create_task(client.start(config.to_json(), timeout=timeout, command=command))
+        client: EngineClient | ReplicaClient
+        if config.dp_size == 1:
+            client = EngineClient(progress)
+            fronts = config.tokenizer_worker_num
+            start = client.start(config.to_json(), timeout=timeout, command=command, fronts=fronts)
+        else:
+            client = ReplicaClient(config, progress)
+            start = client.start(config.to_json(), timeout=timeout, command=command)
+        starting = asyncio.create_task(start)
         try:
             # While the core loads its libraries and weights.
             description, tokenizer = await asyncio.to_thread(_read_text_side, config)
@@ -126,6 +135,22 @@ class AsyncEngine:
             await client.close(grace=0.0)
             raise
         engine = cls(config, description, tokenizer, client, info)
+        client.listen(engine)
+        return engine
+
+    @classmethod
+    async def attach(cls, config: ServerConfig, info: EngineInfo, directory: str, front: int) -> Self:
+        """Use the core of another front process.
+
+        Args:
+            config: as that front has prepared it; info: what its core said of itself.
+            directory: ``directory`` of that front's engine.
+            front: number of this front, from 1 to ``tokenizer_worker_num`` - 1, used by no other.
+        """
+        description, tokenizer = await asyncio.to_thread(_read_text_side, config)
+        client = EngineClient(front=front)
+        client.attach(directory)
+        engine = cls(config, description, tokenizer, client, info, front=front)
         client.listen(engine)
         return engine
 
@@ -144,6 +169,11 @@ class AsyncEngine:
     def failure(self) -> str | None:
         """Why the core is gone, None while it lives."""
         return self._client.failure
+
+    @property
+    def directory(self) -> str | None:
+        """Private directory of the sockets of an only core that this front has started, else None."""
+        return self._client.directory if isinstance(self._client, EngineClient) else None
 
     @property
     def num_live(self) -> int:

@@ -21,7 +21,7 @@ from sglang_lite.engine.frames import (
     encode_requests,
 )
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
-from sglang_lite.engine.launcher import CORE_COMMAND, CoreProcess, describe_exit
+from sglang_lite.engine.launcher import CORE_COMMAND, CoreProcess, describe_exit, egress_of, ingress_of
 from sglang_lite.engine.messages import (
     Abort,
     AbortAll,
@@ -69,7 +69,7 @@ ROWS_PER_WAKEUP = 4096
 """Rows handled before the event loop, and with it the readers of those rows, gets its turn."""
 
 FRONT = 0
-"""Number of this front."""
+"""Number of the front that starts the core."""
 
 
 class EngineDeadError(RequestError):
@@ -97,9 +97,11 @@ class EngineClient:
 
     Args:
         on_progress: called with (message, fraction or a negative number) while the core starts.
+        front: number of this front; the one that starts the core is 0.
     """
 
-    def __init__(self, on_progress: Callable[[str, float], None] | None = None) -> None:
+    def __init__(self, on_progress: Callable[[str, float], None] | None = None, *, front: int = FRONT) -> None:
+        self._front = front
         self._on_progress = on_progress
         self._listener: Listener | None = None
         self._loop = asyncio.get_running_loop()
@@ -115,17 +117,19 @@ class EngineClient:
         self._closing = False
         self.failure: str | None = None
 
-    async def start(self, config: str, *, timeout: float | None, command: Sequence[str] = CORE_COMMAND) -> EngineInfo:
+    async def start(
+        self, config: str, *, timeout: float | None, command: Sequence[str] = CORE_COMMAND, fronts: int = 1
+    ) -> EngineInfo:
         """Start the core and wait until it serves.
+
+        Args:
+            fronts: fronts that the core answers; the others ``attach`` to it.
 
         Raises:
             StartupError: the core refused the configuration, died or was not ready in time. Nothing is left behind.
         """
-        self._process = CoreProcess(config, command)
-        self._egress = self._context.socket(zmq.PULL)
-        self._egress.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        self._egress.bind(self._process.egress)
-        self._loop.add_reader(_descriptor(self._egress), self._drain_egress)
+        self._process = CoreProcess(config, command, fronts=fronts)
+        self._bind(self._process.egress[self._front])
         try:
             await self._process.start(self._core_exited)
             info = await asyncio.wait_for(asyncio.shield(self._ready), timeout)
@@ -138,16 +142,35 @@ class EngineClient:
         except BaseException:
             await self.close(grace=0.0)
             raise
+        self._connect(self._process.ingress)
+        return info
+
+    def attach(self, directory: str) -> None:
+        """Talk to a core that another front has started, over the sockets in ``directory``."""
+        self._bind(egress_of(directory, self._front))
+        self._connect(ingress_of(directory))
+
+    def _bind(self, egress: str) -> None:
+        self._egress = self._context.socket(zmq.PULL)
+        self._egress.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._egress.bind(egress)
+        self._loop.add_reader(_descriptor(self._egress), self._drain_egress)
+
+    def _connect(self, ingress: str) -> None:
         self._ingress = self._context.socket(zmq.PUSH)
         self._ingress.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        self._ingress.connect(self._process.ingress)
-        return info
+        self._ingress.connect(ingress)
 
     def listen(self, listener: Listener) -> None:
         """From now on ``listener`` hears the core; before, there is nothing to hear."""
         self._listener = listener
         if self.failure is not None:
             listener.lose_core(self.failure)
+
+    @property
+    def directory(self) -> str | None:
+        """Private directory of the core's sockets, None before the start."""
+        return self._process.directory if self._process is not None else None
 
     @property
     def process_id(self) -> int | None:
@@ -164,32 +187,32 @@ class EngineClient:
 
     def abort_nowait(self, keys: Sequence[int]) -> None:
         """Abort without waiting for the answer (a client went away)."""
-        self._send(encode_keys(Abort(FRONT, 0), keys))
+        self._send(encode_keys(Abort(self._front, 0), keys))
 
     async def abort(self, keys: Sequence[int]) -> int:
         """Abort requests; returns how many were live in the core."""
-        return (await self._call(lambda call: encode_keys(Abort(FRONT, call), keys))).count
+        return (await self._call(lambda call: encode_keys(Abort(self._front, call), keys))).count
 
     async def abort_all(self) -> int:
         """Abort every request of the core, those of other fronts too; returns their number."""
-        return (await self._call(lambda call: encode_control(AbortAll(FRONT, call)))).count
+        return (await self._call(lambda call: encode_control(AbortAll(self._front, call)))).count
 
     async def flush(self, timeout: float) -> bool:
         """Empty the prefix cache; False when the engine stayed busy for ``timeout`` seconds."""
-        reply = await self._call(lambda call: encode_control(Flush(FRONT, call, timeout)), timeout + CALL_TIMEOUT)
+        reply = await self._call(lambda call: encode_control(Flush(self._front, call, timeout)), timeout + CALL_TIMEOUT)
         return reply.ok
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating; returns when nothing is in flight any more."""
-        await self._call(lambda call: encode_control(Pause(FRONT, call, mode)), PAUSE_TIMEOUT)
+        await self._call(lambda call: encode_control(Pause(self._front, call, mode)), PAUSE_TIMEOUT)
 
     async def resume(self) -> None:
         """Continue generating."""
-        await self._call(lambda call: encode_control(Resume(FRONT, call)))
+        await self._call(lambda call: encode_control(Resume(self._front, call)))
 
     async def ping(self, timeout: float = CALL_TIMEOUT) -> None:
         """Return once the core's loop has answered."""
-        await self._call(lambda call: encode_control(Ping(FRONT, call)), timeout)
+        await self._call(lambda call: encode_control(Ping(self._front, call)), timeout)
 
     async def load_adapter(self, slot: int, path: str) -> None:
         """Put an adapter into a slot.
@@ -197,7 +220,9 @@ class EngineClient:
         Raises:
             RequestError: the engine cannot read or use it; the message says why.
         """
-        reply = await self._call(lambda call: encode_control(LoadAdapter(FRONT, call, slot, path)), ADAPTER_TIMEOUT)
+        reply = await self._call(
+            lambda call: encode_control(LoadAdapter(self._front, call, slot, path)), ADAPTER_TIMEOUT
+        )
         if not reply.ok:
             raise RequestError(reply.message, field="lora_path")
 
@@ -207,7 +232,7 @@ class EngineClient:
         Raises:
             RequestError: the engine could not.
         """
-        reply = await self._call(lambda call: encode_control(UnloadAdapter(FRONT, call, slot)), ADAPTER_TIMEOUT)
+        reply = await self._call(lambda call: encode_control(UnloadAdapter(self._front, call, slot)), ADAPTER_TIMEOUT)
         if not reply.ok:
             raise RequestError(reply.message, status=500)
 
@@ -218,7 +243,7 @@ class EngineClient:
             RequestError: 503, the engine cannot load it.
         """
         reply = await self._call(
-            lambda call: encode_control(LoadGrammar(FRONT, call, identity, compiled)), ADAPTER_TIMEOUT
+            lambda call: encode_control(LoadGrammar(self._front, call, identity, compiled)), ADAPTER_TIMEOUT
         )
         if not reply.ok:
             raise RequestError(f"the engine cannot load the grammar: {reply.message}", status=503)
@@ -257,7 +282,7 @@ class EngineClient:
     async def load(self) -> LoadSnapshot:
         """The core's load now."""
         call, future = self._new_call()
-        self._send(encode_control(QueryLoad(FRONT, call)))
+        self._send(encode_control(QueryLoad(self._front, call)))
         answer = await self._answer(call, future, CALL_TIMEOUT)
         if not isinstance(answer, Load):
             raise EngineDeadError(f"the engine core answered a load query with {type(answer).__name__}")
@@ -272,7 +297,8 @@ class EngineClient:
         if self._closing:
             return
         self._closing = True
-        self._send(encode_control(Shutdown()))
+        if self._process is not None:
+            self._send(encode_control(Shutdown()))  # whoever only attached leaves it to the others
         if self._retry is not None:
             self._retry.cancel()
         if self._process is not None:

@@ -26,28 +26,39 @@ INPUT_END_SECONDS = 1.0
 """How long a core may take to leave after its input has ended."""
 
 
+def ingress_of(directory: str) -> str:
+    """The endpoint that the core in ``directory`` takes commands at."""
+    return f"ipc://{directory}/ingress"
+
+
+def egress_of(directory: str, front: int) -> str:
+    """The endpoint at which front number ``front`` hears the core in ``directory``."""
+    return f"ipc://{directory}/egress-{front}"
+
+
 class CoreProcess:
     """One engine core process and the private directory of its sockets.
+
+    Args:
+        fronts: front processes that the core answers.
 
     Attributes:
         directory: mode 0700, removed by ``close`` (or by the core, when the front dies first).
         ingress, egress: ipc endpoints in it.
     """
 
-    def __init__(self, config: str, command: Sequence[str] = CORE_COMMAND) -> None:
+    def __init__(self, config: str, command: Sequence[str] = CORE_COMMAND, *, fronts: int = 1) -> None:
         self._config = config
         self._command = tuple(command)
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self.directory = tempfile.mkdtemp(prefix="sglang-lite-")
-        self.ingress = f"ipc://{self.directory}/ingress"
-        self.egress = f"ipc://{self.directory}/egress-0"
+        self.ingress = ingress_of(self.directory)
+        self.egress = tuple(egress_of(self.directory, front) for front in range(fronts))
 
     async def start(self, on_exit: Callable[[int], None]) -> None:
         """Start the process. ``on_exit`` is called in the event loop with its exit code, as soon as it ends."""
-        message = LaunchMessage(
-            config=self._config, directory=self.directory, ingress=self.ingress, egress=(self.egress,)
-        )
+        message = LaunchMessage(config=self._config, directory=self.directory, ingress=self.ingress, egress=self.egress)
         process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE)
         self._process = process
         self._watch = asyncio.create_task(self._wait(process, on_exit))

@@ -24,6 +24,8 @@ from sglang_lite.server.metrics_routes import add_metrics_routes, engine_collect
 from sglang_lite.server.middleware import error_middleware, generation_middleware, metrics_middleware
 from sglang_lite.server.native_routes import add_native_routes
 from sglang_lite.server.parsing_routes import add_parsing_routes
+from sglang_lite.server.peers import peers_middleware
+from sglang_lite.server.playground_routes import add_playground_routes
 from sglang_lite.server.pooling_routes import add_pooling_routes
 from sglang_lite.server.profile_routes import add_profile_routes
 from sglang_lite.server.responses_routes import add_responses_routes
@@ -51,11 +53,14 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     tenant_keys = Tenants.of(config).keys
     if config.api_key or config.admin_api_key or tenant_keys:
         middlewares.append(auth_middleware(config.api_key, config.admin_api_key, tenant_keys))
+    if context.peers is not None:
+        middlewares.append(peers_middleware(context.peers))
     middlewares.append(generation_middleware)
     app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
     app[CONTEXT] = context
     app.on_response_prepare.append(add_origin_headers)
     add_health_routes(app)
+    add_playground_routes(app)
     add_info_routes(app)
     add_load_routes(app)
     add_control_routes(app)

@@ -14,9 +14,11 @@ from aiohttp.typedefs import Handler, Middleware
 
 from sglang_lite.server.absent_routes import ADMINISTRATION
 from sglang_lite.server.errors import json_response
+from sglang_lite.server.playground_routes import PATHS
 
-OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ready", "/metrics"})
-"""Routes without a key: what load balancers and Prometheus ask."""
+OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ready", "/metrics", *PATHS})
+"""Routes without a key: what load balancers and Prometheus ask, and the files of the page, into which its reader types
+the key that its calls need."""
 
 OPERATOR_ROUTES = frozenset(
     {

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sglang_lite.frontend.tokenizer import Tokenizer
     from sglang_lite.models.description import ModelDescription
     from sglang_lite.observability.metrics import ServerMetrics
+    from sglang_lite.server.peers import Peers
     from sglang_lite.types import ProfileOptions
 
 
@@ -84,6 +85,8 @@ class ServerContext:
     Attributes:
         config: the engine's configuration.
         metrics: None without ``--enable-metrics``.
+        peers: the other front processes of the server, None when this is the only one; set before the application.
+        port: where the server listens, 0 until it does.
         phase: set by whoever runs the server.
         is_responsive: the engine's loop answered lately (see ``heartbeat``).
         paused: ``/pause_generation`` was called and not yet undone.
@@ -106,6 +109,8 @@ class ServerContext:
         self.config = config
         self.launch_command = launch_command
         self.metrics: ServerMetrics | None = None
+        self.peers: Peers | None = None
+        self.port = 0
         self.phase = Phase.WARMING
         self.is_responsive = True
         self.paused = False

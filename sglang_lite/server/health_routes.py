@@ -66,14 +66,8 @@ async def ready(request: web.Request) -> web.Response:
     return _empty(_is_serving(context) and not context.paused)
 
 
-async def root(request: web.Request) -> web.Response:
-    """A greeting that SGLang's tools look for."""
-    return web.json_response("SGLang is running")
-
-
 def add_health_routes(app: web.Application) -> None:
     """Register the routes of this module."""
-    app.router.add_get("/", root)
     app.router.add_get("/health", health)
     app.router.add_get("/health_generate", health_generate)
     app.router.add_get("/ready", ready)

@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -18,12 +18,15 @@ from aiohttp import web
 
 from sglang_lite.config import ServerConfig
 from sglang_lite.engine.async_engine import AsyncEngine
+from sglang_lite.engine.launcher import CORE_COMMAND
 from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.observability.progress import ProgressLine
 from sglang_lite.server.app import make_app
 from sglang_lite.server.context import Phase, ServerContext
+from sglang_lite.server.front_workers import FrontMessage, FrontWorkers
 from sglang_lite.server.health_routes import probe
 from sglang_lite.server.heartbeat import watch_heartbeat
+from sglang_lite.server.peers import Peers
 from sglang_lite.server.preflight import check_text_side
 from sglang_lite.server.tls import Certificates
 from sglang_lite.types import RequestError, StartupError
@@ -40,11 +43,12 @@ _SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password", "--te
 EXIT_ENGINE_DIED = 3
 
 
-def run_server(config: ServerConfig) -> int:
+def run_server(config: ServerConfig, command: Sequence[str] = CORE_COMMAND) -> int:
     """Serve ``config`` until a signal or the death of the engine.
 
     Args:
         config: prepared by ``startup.prepare``.
+        command: how the engine core is started; benchmarks start one without a model.
 
     Returns:
         The exit code: 0 after a signal, not 0 when the engine died.
@@ -54,7 +58,7 @@ def run_server(config: ServerConfig) -> int:
     """
     check_text_side(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config))
+        return runner.run(_serve(config, command))
 
 
 class ShutdownSignals:
@@ -100,38 +104,69 @@ class StartProgress:
         self._line.update(max(0, round(fraction * 1000)), 1000)
 
 
-async def _serve(config: ServerConfig) -> int:
+async def _serve(config: ServerConfig, command: Sequence[str]) -> int:
     started_at = time.monotonic()
     signals = ShutdownSignals()
     signals.install()
     with StartProgress() as progress:
-        starting = asyncio.create_task(AsyncEngine.start(config, progress=progress))
+        starting = asyncio.create_task(AsyncEngine.start(config, progress=progress, command=command))
         if not await _first(starting, signals.drain):
             return 0
     engine = starting.result()
+    workers = FrontWorkers()
     try:
         context = ServerContext(engine, launch_command=launch_command(sys.argv))
-        async with _listening(context) as stop_listening:
+        if config.tokenizer_worker_num > 1:
+            context.peers = Peers(str(engine.directory), 0, config.tokenizer_worker_num)
+        async with listening(context) as stop_listening:
             warming = asyncio.create_task(warm_up(context))
             if not await _first(warming, signals.drain):
+                return 0
+            others = asyncio.create_task(workers.start(front_messages(context)))
+            if not await _first(others, signals.drain):
                 return 0
             context.startup_seconds["ready"] = time.monotonic() - started_at
             logger.info("%s (%.1f s)", READY_LINE, context.startup_seconds["ready"])
             heartbeat = asyncio.create_task(watch_heartbeat(context))
-            died = await _until_end(context, signals)
+            died = await _until_end(context, workers, signals)
             heartbeat.cancel()
             if died:
-                logger.error("the engine died: %s", engine.failure)
+                if engine.failure is None:
+                    logger.error("front process %s ended by itself", workers.dead)
+                else:
+                    logger.error("the engine died: %s", engine.failure)
+                workers.lose_core()
             else:
+                workers.drain()
                 await stop_listening()
                 await drain(context, signals.immediate, config.drain_timeout)
+                await _first(asyncio.create_task(workers.wait()), signals.immediate)
             context.phase = Phase.DRAINING
             await _wait_idle(context, _ABORT_SECONDS)
             if context.tracer is not None:
                 await asyncio.to_thread(context.tracer.close)
             return EXIT_ENGINE_DIED if died else 0
     finally:
+        await workers.close()
         await engine.close()
+
+
+def front_messages(context: ServerContext) -> list[FrontMessage]:
+    """What the other front processes of the server have to know, one each; none without ``context.peers``."""
+    engine, config = context.engine, context.config
+    if context.peers is None:
+        return []
+    return [
+        FrontMessage(
+            config=config.to_json(),
+            info=engine.info,
+            directory=context.peers.directory,
+            front=front,
+            port=context.port,
+            launch_command=context.launch_command,
+        )
+        for front in range(1, config.tokenizer_worker_num)
+    ]
 
 
 async def _first(task: asyncio.Task[Any], stop: asyncio.Event) -> bool:
@@ -150,7 +185,7 @@ async def _first(task: asyncio.Task[Any], stop: asyncio.Event) -> bool:
 
 
 @asynccontextmanager
-async def _listening(context: ServerContext) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def listening(context: ServerContext) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Serve HTTP; yields the function that closes the port while connections live on.
 
     Raises:
@@ -171,7 +206,8 @@ async def _listening(context: ServerContext) -> AsyncIterator[Callable[[], Await
     await runner.setup()
     try:
         tls = None if certificates is None else certificates.context
-        site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG, ssl_context=tls)
+        shared = True if context.peers is not None else None
+        site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG, ssl_context=tls, reuse_port=shared)
         try:
             await site.start()
         except OSError as error:
@@ -181,12 +217,18 @@ async def _listening(context: ServerContext) -> AsyncIterator[Callable[[], Await
             ) from error
         if certificates is not None:
             certificates.reload_on_hangup()
-            if config.enable_ssl_refresh:
+            # A hangup signal reaches the first front only.
+            if config.enable_ssl_refresh or context.peers is not None:
                 watching = asyncio.create_task(certificates.watch())
+        context.port = runner.addresses[0][1]
         for address in runner.addresses:
             logger.info("listening on %s://%s:%d", "http" if tls is None else "https", *address[:2])
+        if context.peers is not None:
+            await web.UnixSite(runner, context.peers.own_path).start()
         yield site.stop
     finally:
+        if context.peers is not None:
+            await context.peers.close()
         if watching is not None:
             watching.cancel()
         await runner.cleanup()
@@ -211,9 +253,9 @@ async def warm_up(context: ServerContext) -> None:
     context.phase = Phase.READY
 
 
-async def _until_end(context: ServerContext, signals: ShutdownSignals) -> bool:
-    """Wait for a signal (False) or the death of the engine (True)."""
-    while context.engine.is_alive:
+async def _until_end(context: ServerContext, workers: FrontWorkers, signals: ShutdownSignals) -> bool:
+    """Wait for a signal (False) or the death of the engine or of another front (True)."""
+    while context.engine.is_alive and workers.dead is None:
         try:
             async with asyncio.timeout(_WATCH_SECONDS):
                 await signals.drain.wait()

@@ -189,3 +189,8 @@ def test_host_that_does_not_exist() -> None:
     for port in (0, 30000):
         with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.1"):
             startup.check_port(ServerConfig(model_path="m", device="cpu", host="203.0.113.1", port=port))
+
+
+@pytest.mark.parametrize("other", [{"dp_size": 2}, {"enable_response_store": True}])
+def test_several_fronts_know_their_own_requests_only(other: dict[str, Any]) -> None:
+    assert "--tokenizer-worker-num 2" in failure(tokenizer_worker_num=2, **other)

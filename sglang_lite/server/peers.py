@@ -1,0 +1,154 @@
+"""Several front processes on one port: a call that concerns all of them works whichever of them answers it.
+
+Every front also listens on a socket in the private directory of the engine core, at which only its peers can call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+
+import aiohttp
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from sglang_lite.observability.merging import merge_metrics
+from sglang_lite.types import RequestError
+
+ANSWER_SECONDS = 10.0
+"""How long a peer may take: it is one turn of its event loop and one of the engine core."""
+
+_EVERYWHERE = frozenset({"/abort_request", "/pause_generation", "/continue_generation"})
+"""Calls that every front has to carry out: each knows only its own requests."""
+
+_ALONE = frozenset(
+    {"/load_lora_adapter", "/unload_lora_adapter", "/update_weights_from_disk", "/update_weight_version"}
+)
+"""Calls that change what fronts know of the engine, and that one front cannot tell the others."""
+
+_ELSEWHERE = ("/v1/requests/", "/v1/responses/")
+"""What lies in the memory of the front that served it: when it is not here, it may be with a peer."""
+
+_HOP_HEADERS = ("host", "content-length", "connection", "transfer-encoding", "accept-encoding")
+
+
+def socket_path(directory: str, front: int) -> str:
+    """Where front number ``front`` hears its peers."""
+    return f"{directory}/front-{front}.http"
+
+
+class Peers:
+    """The other fronts of one server.
+
+    Args:
+        directory: private directory of the engine core.
+        front: number of this front.
+        count: fronts in all.
+    """
+
+    def __init__(self, directory: str, front: int, count: int) -> None:
+        self.directory = directory
+        self.own_path = socket_path(directory, front)
+        self._paths = [socket_path(directory, other) for other in range(count) if other != front]
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+
+    async def close(self) -> None:
+        """End the connections to the peers."""
+        await asyncio.gather(*(session.close() for session in self._sessions.values()))
+
+    async def ask(self, request: web.Request, body: bytes) -> list[web.Response]:
+        """The replies of all peers to the same call.
+
+        Raises:
+            RequestError: 503, one of them does not answer.
+        """
+        return list(await asyncio.gather(*(self._ask(path, request, body) for path in self._paths)))
+
+    async def _ask(self, path: str, request: web.Request, body: bytes) -> web.Response:
+        session = self._sessions.get(path)
+        if session is None:
+            timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+            session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path), timeout=timeout)
+            self._sessions[path] = session
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_HEADERS}
+        try:
+            async with session.request(
+                request.method, f"http://peer{request.raw_path}", data=body or None, headers=headers
+            ) as reply:
+                content = await reply.read()
+                kind = reply.headers.get("Content-Type", "application/json")
+                return web.Response(body=content, status=reply.status, headers={"Content-Type": kind})
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise RequestError(
+                f"another front process of this server does not answer: {type(error).__name__}", status=503
+            ) from error
+
+
+def is_from_peer(request: web.Request) -> bool:
+    """Whether a peer asks, and not a client."""
+    transport = request.transport
+    connection = transport.get_extra_info("socket") if transport is not None else None
+    return connection is not None and connection.family == socket.AF_UNIX
+
+
+def peers_middleware(peers: Peers) -> Middleware:
+    """A middleware that shares the calls that concern other fronts."""
+
+    @web.middleware
+    async def share(request: web.Request, handler: Handler) -> web.StreamResponse:
+        path = request.path
+        if is_from_peer(request):
+            return await handler(request)
+        if path in _ALONE:
+            raise RequestError(f"{path} needs a server with one front process (--tokenizer-worker-num 1)", status=501)
+        if path in _EVERYWHERE:
+            body = await request.read()
+            own = await handler(request)
+            return own if own.status >= 400 else _first_success([own, *await peers.ask(request, body)])
+        if path.startswith(_ELSEWHERE):
+            return await _here_or_there(request, handler, peers)
+        if path.startswith("/metrics"):
+            own = await handler(request)
+            if not isinstance(own, web.Response) or not isinstance(own.body, bytes) or own.status != 200:
+                return own
+            others = [reply for reply in await peers.ask(request, b"") if reply.status == 200]
+            merged = merge_metrics(
+                [own.body, *(bytes(reply.body) for reply in others if isinstance(reply.body, bytes))]
+            )
+            return web.Response(body=merged, headers={"Content-Type": own.headers["Content-Type"]})
+        return await handler(request)
+
+    return share
+
+
+def _first_success(replies: Iterable[web.StreamResponse]) -> web.StreamResponse:
+    """A reply that does not say that nothing was found, if there is one; an error of a peer comes before all."""
+    known = list(replies)
+    for reply in known:
+        if reply.status >= 400:
+            return reply
+    for reply in known:
+        if isinstance(reply, web.Response) and isinstance(reply.body, bytes) and b'"success":false' not in reply.body:
+            return reply
+    return known[0]
+
+
+async def _here_or_there(request: web.Request, handler: Handler, peers: Peers) -> web.StreamResponse:
+    body = await request.read()
+    missing: Exception | None = None
+    own: web.StreamResponse | None = None
+    try:
+        own = await handler(request)
+    except RequestError as error:
+        if error.status != 404:
+            raise
+        missing = error
+    if own is not None and own.status != 404:
+        return own
+    for reply in await peers.ask(request, body):
+        if reply.status != 404:
+            return reply
+    if own is None:
+        raise missing or RequestError("not found", status=404)
+    return own
