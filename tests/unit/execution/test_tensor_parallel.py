@@ -71,6 +71,28 @@ def test_two_ranks_say_what_one_says(tmp_path: Path) -> None:
         assert again["output_ids"] == answers(one, GREEDY)[0][0]
 
 
+def test_ranks_take_the_guesses_of_the_first(tmp_path: Path) -> None:
+    """The draft model, whose one key/value head two ranks could not share, is whole on rank 0."""
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    save_checkpoint(CASE, target)
+    save_checkpoint(TinyCase("Llama", {"num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 127}), draft)
+    drafting = {"speculative_algorithm": "STANDALONE", "tp_size": 2}
+    with start(target) as one:
+        expected = answers(one, GREEDY)[0]
+        sampling = {**GREEDY, "temperature": 0.8, "sampling_seed": 7}
+        drawn = [item["output_ids"] for item in one.generate(input_ids=PROMPTS, sampling_params=sampling)]
+    for directory in (draft, target):
+        with start(target, speculative_draft_model_path=str(directory), **drafting) as two:
+            found = [item["output_ids"] for item in two.generate(input_ids=PROMPTS, sampling_params=GREEDY)]
+            assert found == expected
+            again = two.generate(input_ids=PROMPTS, sampling_params=sampling)
+            assert [item["output_ids"] for item in again] == drawn
+            stats = two._core._scheduler.stats()
+            assert stats.drafted_tokens > 20
+            if directory == target:
+                assert stats.accepted_tokens > 20
+
+
 def test_ranks_share_experts_and_verify_guesses_together(tmp_path: Path) -> None:
     save_checkpoint(TINY["qwen3_moe"], tmp_path)
     biased = {**GREEDY, "max_new_tokens": 40, "logit_bias": {"20": 12.0, "21": 12.0}}
@@ -93,11 +115,17 @@ def test_a_rank_that_cannot_start_ends_the_start_with_its_reason(tmp_path: Path,
         return started(type(launch)(config=config, rank=launch.rank, directory=launch.directory))
 
     monkeypatch.setattr(parallel_executor, "start_rank", start_elsewhere)
-    before = set(Path(tempfile.gettempdir()).glob("sglang-lite-ranks-*"))
+    with tempfile.TemporaryDirectory(prefix="ranks-") as own:  # short, since sockets have paths in it
+        monkeypatch.setattr(tempfile, "tempdir", own)
+        before = psutil.Process().children()
+        _expect_the_reason(tmp_path)
+        assert psutil.Process().children() == before
+        assert not list(Path(own).glob("sglang-lite-ranks-*"))
+
+
+def _expect_the_reason(directory: Path) -> None:
     with pytest.raises(StartupError, match=r"tensor parallel rank 1 failed: .*model\.safetensors"):
-        start(tmp_path, tp_size=2)
-    assert not psutil.Process().children()
-    assert set(Path(tempfile.gettempdir()).glob("sglang-lite-ranks-*")) <= before
+        start(directory, tp_size=2)
 
 
 def test_sizes_that_do_not_divide_are_refused_with_the_numbers(tmp_path: Path) -> None:
@@ -120,5 +148,6 @@ def test_ranks_on_a_processor_are_refused_without_the_test_switch(
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
+    before = psutil.Process().children()  # of other tests of this process: servers that a module shares
     yield
-    assert not psutil.Process().children()
+    assert psutil.Process().children() == before
