@@ -15,12 +15,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+_KINDS = (".py", ".typed", ".html", ".css", ".js")
+
+
 def source_files() -> set[str]:
-    """Every module of the package as it must be installed, links followed."""
+    """Every file of the package as it must be installed, links followed: modules, and the page of the server."""
     found = set()
     for folder, folders, files in os.walk(ROOT / "sglang_lite", followlinks=True):
         folders[:] = [name for name in folders if name != "__pycache__"]
-        found |= {str((Path(folder) / name).relative_to(ROOT)) for name in files if name.endswith((".py", ".typed"))}
+        found |= {str((Path(folder) / name).relative_to(ROOT)) for name in files if name.endswith(_KINDS)}
     return found
 
 
