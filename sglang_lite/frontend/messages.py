@@ -16,7 +16,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "latest
 def normalize_messages(raw: object) -> list[dict[str, Any]]:
     """Check messages and flatten their content to strings.
 
-    Text parts are joined by a space, as SGLang does for templates that take strings. The arguments of earlier tool
+    Text parts are joined by a space, as SGLang does for templates that take strings; an assistant's parts of reasoning
+    become its ``reasoning_content``. The arguments of earlier tool
     calls become objects where they hold a JSON object. Other keys of a message are passed on.
 
     Raises:
@@ -36,12 +37,33 @@ def _message(where: str, raw: object) -> dict[str, Any]:
         shown = f'"{shorten(role)}"' if isinstance(role, str) else describe(role)
         raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}, got {shown}.", field=f"{where}.role")
     message["role"] = role.lower()
-    message["content"] = _content(f"{where}.content", message.get("content"), message["role"])
+    content = message.get("content")
+    if message["role"] == "assistant" and isinstance(content, list):
+        content, thoughts = _split_thoughts(f"{where}.content", content)
+        if thoughts and message.get("reasoning_content") is None:
+            message["reasoning_content"] = thoughts
+    message["content"] = _content(f"{where}.content", content, message["role"])
     if message.get("tool_calls") is None:
         message.pop("tool_calls", None)
     else:
         message["tool_calls"] = _tool_calls(f"{where}.tool_calls", message["tool_calls"])
     return message
+
+
+def _split_thoughts(where: str, parts: list[object]) -> tuple[list[object], str]:
+    """The parts of an assistant's content that are no reasoning, and the text of those that are."""
+    others: list[object] = []
+    thoughts: list[str] = []
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(part, Mapping) and kind in ("thinking", "reasoning"):
+            text = next((part[name] for name in ("thinking", "reasoning", "text") if part.get(name) is not None), None)
+            if not isinstance(text, str):
+                raise RequestError(f"{where}[{index}].{kind} must be a string, got {describe(text)}.", field=where)
+            thoughts.append(text)
+        else:
+            others.append(part)
+    return others, "\n".join(thoughts)
 
 
 def _content(where: str, content: object, role: str) -> str:

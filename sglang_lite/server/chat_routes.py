@@ -92,7 +92,8 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         values = {**body, "json_schema": tools.schema(single=not tools.toolset.parallel)}
     sampling = chat_sampling(values, vocab_size=context.engine.info.vocab_size, defaults=context.chat_defaults)
     prompt, variables = chat_prompt(context, body, tools), template_variables(body)
-    is_constrained = sampling.grammar is not None
+    # A structural tag leaves the text around it free.
+    is_constrained = sampling.grammar is not None and sampling.grammar.kind != "structural_tag"
     how = answer_format(context, body, tools, prompt, variables, is_constrained=is_constrained)
     sampling = visible_markers(sampling, how, tools, context.engine.tokenizer)
     identity = Identity.read(context, body, headers, "chatcmpl-")

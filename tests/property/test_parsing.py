@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from sglang_lite.frontend.parsing.answer import Answer, AnswerFormat, AnswerParser, collect, parse_answer
 from sglang_lite.frontend.parsing.events import CallStart, Toolset
-from sglang_lite.frontend.parsing.formats import CALLS_ONLY, TOOL_FORMATS
+from sglang_lite.frontend.parsing.formats import CALLS_ONLY, TOOL_FORMATS, ToolFormat
 from sglang_lite.frontend.parsing.reasoning import REASONING_FORMATS
 from sglang_lite.frontend.parsing.values import ValueScanner
 from tests.support.call_texts import SCHEMAS, WRITERS, write_calls
 
 TOOLS = Toolset(SCHEMAS)
-FORMATS = {**TOOL_FORMATS, "calls-only": CALLS_ONLY}
+FORMATS = {form: name for name, form in reversed({**TOOL_FORMATS, "calls-only": CALLS_ONLY}.items())}
+"""Every format once, by one of its names."""
 REASONING = {
     name: REASONING_FORMATS[name] for name in ("deepseek-r1", "qwen3", "kimi", "kimi_k2", "mistral", "gpt-oss")
 }
@@ -75,7 +76,7 @@ def check_cuts(text: str, how: AnswerFormat, data: st.DataObject) -> Answer:
 
 
 @pytest.mark.parametrize("name", sorted(WRITERS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(calls=CALLS, before=st.sampled_from(["", "see", "a [1] {b}\n"]), data=st.data())
 def test_well_formed_calls_are_found(name: str, calls: Any, before: str, data: st.DataObject) -> None:
     """B15"""
@@ -94,23 +95,24 @@ WORDS = [
     "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_calls_section_begin|>", "<|tool_call_begin|>",
     "<|tool_call_argument_begin|>", "<|tool_calls_section_end|>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>",
     "<|call|>", "analysis", "final", "commentary to=functions.f", "<function=f>", "<parameter=text>", "</parameter>",
-    "</function>", "[f(", "text=", "f", "g", "\n", " ", ";", ",", ":", "=", "(", ")", "[", "]", "{", "}", '"', "'", "\\",
+    "</function>", "[f(", "text=", "f", "g", "\n", " ", ";", ",", ":", "=", "(", ")", "[", "]", "{", "}", '"', "'",
+    "\\",
     '{"name": "f"', '"arguments": {', '"parameters":', '{"text": "x"}', '"name": "g"', "12", "-", "true", "None", "é",
     "<think>", "</think>", "◁think▷", "◁/think▷", "[THINK]", "[/THINK]", "functions.f:0", "<", "<|", "</", "\\u00e9",
 ]  # fmt: skip
 ADVERSARIAL = st.lists(st.sampled_from(WORDS), max_size=24).map("".join)
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("form", FORMATS, ids=FORMATS.values())
+@settings(max_examples=50, deadline=None)
 @given(text=ADVERSARIAL, data=st.data())
-def test_any_text_is_read_alike_however_it_is_cut(name: str, text: str, data: st.DataObject) -> None:
+def test_any_text_is_read_alike_however_it_is_cut(form: ToolFormat, text: str, data: st.DataObject) -> None:
     """B15"""
-    check_cuts(text, AnswerFormat(calls=FORMATS[name], tools=TOOLS), data)
+    check_cuts(text, AnswerFormat(calls=form, tools=TOOLS), data)
 
 
 @pytest.mark.parametrize("name", sorted(WRITERS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(calls=CALLS, data=st.data())
 def test_damaged_calls_are_read_alike_however_they_are_cut(name: str, calls: Any, data: st.DataObject) -> None:
     """B15"""
@@ -151,23 +153,23 @@ def test_values_come_out_as_json(value: Any, python: bool, data: st.DataObject) 
 
 
 HARD = {
-    "openings": "<tool_call>" * 4000,
-    "headers": "<|start|><|channel|>" * 3000,
-    "brackets": "[" * 40000,
-    "depth": '<tool_call>{"name": "f", "arguments": ' + "[" * 40000,
-    "string": '<tool_call>{"name": "f", "arguments": {"text": "' + "x" * 40000,
-    "spaces": " " * 40000,
-    "first-arguments": '<tool_call>{"arguments": {"text": "' + "x" * 40000,
-    "value": "<tool_call>f\n<arg_key>data</arg_key><arg_value>" + "x" * 40000,
-    "names": "<function=" + "x" * 40000,
-    "calls": "[f(" * 10000,
+    "openings": "<tool_call>" * 1500,
+    "headers": "<|start|><|channel|>" * 1000,
+    "brackets": "[" * 10000,
+    "depth": '<tool_call>{"name": "f", "arguments": ' + "[" * 10000,
+    "string": '<tool_call>{"name": "f", "arguments": {"text": "' + "x" * 10000,
+    "spaces": " " * 10000,
+    "first-arguments": '<tool_call>{"arguments": {"text": "' + "x" * 10000,
+    "value": "<tool_call>f\n<arg_key>data</arg_key><arg_value>" + "x" * 10000,
+    "names": "<function=" + "x" * 10000,
+    "calls": "[f(" * 4000,
 }
 
 
 @pytest.mark.parametrize("text", HARD.values(), ids=HARD)
 def test_hostile_texts_take_linear_time_and_little_memory(text: str) -> None:
     """Each character alone: what is looked at again for every piece has to be bounded."""
-    for form in set(FORMATS.values()):
+    for form in FORMATS:
         parser = AnswerParser(AnswerFormat(calls=form, tools=TOOLS))
         start = time.process_time()
         for char in text:

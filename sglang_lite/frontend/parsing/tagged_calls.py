@@ -75,8 +75,11 @@ class TaggedCalls:
         """
         structure = _markers(self.key, self.call_end, self.call, self.section_end)
         ends = _markers(self.name_end, self.key, self.call_end)
+        yield from skip_space(source)
         name, marker = yield from take_until(source, ends)
         name = name.strip()
+        if not name and marker == self.call_end:
+            return marker
         if not name:
             raise Malformed
         out.start(name)

@@ -278,3 +278,17 @@ def test_unknown_template_option() -> None:
 def test_invalid_template_is_a_startup_error() -> None:
     with pytest.raises(StartupError, match="chat template 'default' is not valid: line 2"):
         template("a\n{% for %}")
+
+
+def test_parts_of_reasoning_become_the_reasoning_of_the_message() -> None:
+    template = ChatTemplate({"default": "{{ messages[1].reasoning_content }}|{{ messages[1].content }}"})
+    parts = [
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "so"},
+        {"type": "reasoning", "reasoning": "ah"},
+    ]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": parts}]
+    assert template.render(messages) == "hm\nah|so"
+    for role, part in (("user", parts[0]), ("assistant", {"type": "thinking", "thinking": 3})):
+        with pytest.raises(RequestError, match=r"messages\[1\]\.content\[0\]"):
+            template.render([messages[0], {"role": role, "content": [part]}])

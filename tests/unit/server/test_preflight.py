@@ -63,3 +63,10 @@ def test_no_engine_is_started_for_a_broken_template(model: Path, monkeypatch: py
     monkeypatch.setattr(run.AsyncEngine, "start", None)
     with pytest.raises(StartupError, match="chat template"):
         run.run_server(config(model, chat_template="{% broken"))
+
+
+@pytest.mark.parametrize("option", ["tool_call_parser", "reasoning_parser"])
+def test_parsers_are_known_or_the_start_ends(model: Path, option: str) -> None:
+    check_text_side(config(model, **{option: "auto"}))
+    with pytest.raises(StartupError, match=rf"--{option.replace('_', '-')}: 'telepathy'.*allowed: auto, "):
+        check_text_side(config(model, **{option: "telepathy"}))
