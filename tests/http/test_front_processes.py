@@ -111,6 +111,15 @@ async def test_an_abort_finds_the_request_wherever_it_runs(fronts: ServerProcess
     assert (await call(fronts, "/abort_request", {"rid": "nobody"})).json()["success"] is False
 
 
+async def test_what_became_of_a_request_is_known_to_all(fronts: ServerProcess) -> None:
+    assert (await call(fronts, "/generate", {**greedy("a"), "rid": "where-was-it"})).status == 200
+    for _ in range(TURNS):
+        reply = await call(fronts, "/v1/requests/where-was-it", method="GET")
+        assert reply.status == 200, reply.text
+        assert len(reply.json()["sequences"]) == 1
+    assert (await call(fronts, "/v1/requests/nobody", method="GET")).status == 404
+
+
 async def test_a_pause_holds_for_all_fronts(fronts: ServerProcess) -> None:
     assert (await call(fronts, "/pause_generation", {"mode": "abort"})).status == 200
     refused = [(await call(fronts, "/generate", greedy("a"))).status for _ in range(TURNS)]
