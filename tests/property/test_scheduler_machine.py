@@ -65,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     page_sizes: tuple[int, ...] = (1, 4, 16, 64)
     draft_tokens: tuple[int, ...] = (0,)
+    executor_drafts = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,6 +94,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             eos_token_ids=(END_TOKEN,),
             overlap=data.draw(st.booleans()) and not draft_tokens,
             draft_tokens=draft_tokens,
+            executor_drafts=self.executor_drafts,
+            verified_tokens=data.draw(st.sampled_from([3, 48])),
         )
         self.driver = Driver(self.config, vocab_size=VOCABULARY)
 
@@ -269,11 +272,13 @@ def test_outputs_do_not_depend_on_scheduling(page_size: int, monkeypatch: pytest
     )
 
 
+@pytest.mark.parametrize("executor_drafts", [False, True], ids=["n-gram", "draft model"])
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_guesses_change_no_output(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guesses_change_no_output(page_size: int, executor_drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # Of four tokens a quarter of the guesses is right, and sequences repeat themselves at once.
     monkeypatch.setattr(sys.modules[__name__], "VOCABULARY", 4)
-    machine = type("Machine", (SchedulerMachine,), {"page_sizes": (page_size,), "draft_tokens": (1, 4, 15)})
+    options = {"page_sizes": (page_size,), "draft_tokens": (1, 4, 15), "executor_drafts": executor_drafts}
+    machine = type("Machine", (SchedulerMachine,), options)
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -9,10 +9,11 @@ any mistake in paging, prefix reuse or copy-on-write changes the output or raise
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
-from sglang_lite.scheduler.plan import LogprobRequest, ScoredPositions, StepOutput, StepPlan
+from sglang_lite.scheduler.plan import FROM_DEVICE, LogprobRequest, ScoredPositions, StepOutput, StepPlan
 from sglang_lite.types import Int32Array, Int64Array
 
 _MULTIPLIER = 6364136223846793005
@@ -45,7 +46,7 @@ class NullExecutor:
     def submit(self, plan: StepPlan) -> None:
         """Compute the plan's tokens."""
         if plan.draft_lens is not None:
-            self._results.append(self._verify(plan, plan.draft_lens))
+            self._results.append(self._verify(self._with_guesses(plan), plan.draft_lens))
             self.num_steps += 1
             return
         tokens = self._tokens(plan)
@@ -55,6 +56,15 @@ class NullExecutor:
         self.num_steps += 1
         scored = [_score(wanted, plan, tokens) for wanted in plan.logprobs]
         self._results.append(StepOutput(plan.step, tokens, scored))
+
+    def _with_guesses(self, plan: StepPlan) -> StepPlan:
+        """The plan with tokens for the guesses that it leaves to a draft model: some right, some wrong."""
+        open_guesses = plan.input_ids == FROM_DEVICE
+        open_guesses[: plan.num_decode] = False
+        if not open_guesses.any():
+            return plan
+        guesses = (3 * plan.positions + plan.step) % len(self._successor)
+        return replace(plan, input_ids=np.where(open_guesses, guesses, plan.input_ids).astype(np.int32))
 
     def _verify(self, plan: StepPlan, draft_lens: Int32Array) -> StepOutput:
         """Each row's tokens as if they were drawn one by one, as far as its guesses are right."""
