@@ -143,8 +143,14 @@ class ChoiceReader:
     def _count(self, output: GenerationOutput) -> int:
         """Tokens whose text begins inside a block of reasoning."""
         spans = self._parser.spans
-        if not spans or self._tokenizer is None:
+        form = self._how.reasoning
+        if not spans or self._tokenizer is None or form is None:
             return 0
+        if form.kind == "block" and spans[0][0] == 0:
+            # The usual case, without a look at every token: the marker is a token, and it ends the only block.
+            end_id = self._tokenizer.token_to_id(form.end)
+            if end_id is not None and end_id in output.output_ids:
+                return output.output_ids.index(end_id) + 1
         detokenizer = self._tokenizer.detokenizer(skip_special_tokens=self._skip_special_tokens)
         count = place = 0
         position = 0

@@ -264,6 +264,14 @@ async def test_reasoning(
         assert usage["completion_tokens_details"] == ({"reasoning_tokens": tokens} if tokens else None)
 
 
+async def test_an_end_marker_that_is_a_token_is_counted_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Letters, "token_to_id", lambda self, token: ord("]") if token == "[/THINK]" else None)
+    async with serving(saying("[THINK]ab[/THINK]cd"), reasoning_parser="mistral") as client:
+        reply = await ask(client, reasoning_effort="high")
+    assert reply["choices"][0]["message"]["content"] == "cd"
+    assert reply["usage"]["reasoning_tokens"] == len("[THINK]")
+
+
 async def test_reasoning_can_be_left_in_the_text() -> None:
     text = "<think>ab</think>cd"
     async with serving(saying(text), reasoning_parser="qwen3") as client:
