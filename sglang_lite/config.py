@@ -168,6 +168,9 @@ class ServerConfig(BaseModel):
     incremental_streaming_output: Annotated[
         bool, Option(_HTTP, "/generate chunks carry only the new text and ids.")
     ] = False
+    enable_return_hidden_states: Annotated[
+        bool, Option(_HTTP, "Let /generate return hidden states (return_hidden_states).")
+    ] = False
     enable_cache_report: Annotated[bool, Option(_HTTP, "Accepted; OpenAI usage always reports cached tokens.")] = False
     drain_timeout: Annotated[
         float, Option(_HTTP, "Seconds that running requests get after SIGTERM.", convert=values.number, minimum=0)

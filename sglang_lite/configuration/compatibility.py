@@ -95,7 +95,7 @@ _REFUSED = {
         enable-nvidia-megakernel enable-p2p-check enable-page-major-kv-layout enable-paged-experts
         enable-pd-role-switch enable-precise-embedding-interpolation enable-prefill-cp
         enable-prefix-mm-cache enable-profile-cuda-graph enable-quant-communications
-        enable-return-aux-hidden-states enable-return-hidden-states enable-return-indexer-topk
+        enable-return-aux-hidden-states enable-return-indexer-topk
         enable-return-routed-experts enable-scattered-sconv enable-session-radix-cache
         enable-shared-experts-attn-tp enable-single-batch-overlap enable-streaming-session
         enable-strict-thinking enable-symm-mem enable-tokenizer-batch-encode enable-torch-compile-debug-mode

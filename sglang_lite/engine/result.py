@@ -10,6 +10,17 @@ from sglang_lite.frontend.request import GenerateRequest, GenerationOutput, Toke
 
 TokenText = Callable[[int], str]
 
+LOGPROB_FIELDS = (
+    "input_token_logprobs",
+    "output_token_logprobs",
+    "output_token_logprobs_length",
+    "input_top_logprobs",
+    "output_top_logprobs",
+    "input_token_ids_logprobs",
+    "output_token_ids_logprobs",
+)
+"""Keys of ``meta_info`` that are there with ``return_logprob`` alone."""
+
 
 @dataclass(slots=True, frozen=True)
 class ResultOptions:

@@ -11,6 +11,7 @@ from sglang_lite.engine.result import generation_result, result_options
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.observability.explain import explanation
+from sglang_lite.server.hidden_states import HiddenStates
 
 _PER_TOKEN_LISTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 _PER_PROMPT_LISTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
@@ -41,8 +42,11 @@ class NativeFormat:
 class NativeWriter:
     """Writes results of the sequences of one request."""
 
-    def __init__(self, form: NativeFormat, requests: Sequence[GenerateRequest]) -> None:
+    def __init__(
+        self, form: NativeFormat, requests: Sequence[GenerateRequest], hidden: HiddenStates | None = None
+    ) -> None:
         self._form = form
+        self._hidden = hidden
         self._requests = requests
         self._started_at = time.time()
         # (characters, tokens) that the stream of each sequence has shown.
@@ -68,6 +72,8 @@ class NativeWriter:
                 del body["meta_info"][name][output.completion_tokens :]
         if "output_token_logprobs" in body["meta_info"]:
             body["meta_info"]["output_token_logprobs_length"] = len(body["meta_info"]["output_token_logprobs"])
+        if self._hidden is not None:
+            self._hidden.put_into(body["meta_info"], index, output)
         if output.finish_reason is not None:
             self._add_ending(index, output, body)
         return body

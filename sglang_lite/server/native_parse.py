@@ -14,6 +14,7 @@ from sglang_lite.frontend.validation import parse_sampling_params, parse_token_i
 from sglang_lite.server import fields
 from sglang_lite.server.adapter_routes import adapter_names
 from sglang_lite.server.context import ServerContext
+from sglang_lite.server.hidden_states import HiddenStates, read_hidden_states
 from sglang_lite.server.identity import ID_FIELDS
 from sglang_lite.server.sequences import Prompt, check_count, choice_sampling, namespace_of, read_priority
 from sglang_lite.server.unsupported import refuse_unsupported, wanted_replica
@@ -31,6 +32,7 @@ class NativeCall:
         requests: prompt-major.
         choices: sequences of each prompt.
         is_batch: the reply is a list.
+        hidden: how hidden states are shown, None when they are not wanted.
     """
 
     requests: list[GenerateRequest]
@@ -39,6 +41,7 @@ class NativeCall:
     is_batch: bool
     text_in_logprobs: bool
     return_prompt_token_ids: bool
+    hidden: HiddenStates | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -160,6 +163,7 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         is_batch=is_batch or len(requests) > len(prompts),
         text_in_logprobs=fields.boolean(body, "return_text_in_logprobs"),
         return_prompt_token_ids=fields.boolean(body, "return_prompt_token_ids"),
+        hidden=read_hidden_states(body, context.config, requests),
     )
 
 

@@ -31,7 +31,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         with_timings=context.config.enable_metrics,
         explain=wants_explanation(body),
     )
-    writer = NativeWriter(form, call.requests)
+    writer = NativeWriter(form, call.requests, call.hidden)
     if call.stream:
         return await reply_with_events(request, MergedStream(context, call.requests, call.choices), writer)
     outputs = await collect(context, call.requests, call.choices)
