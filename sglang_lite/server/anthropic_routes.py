@@ -18,6 +18,7 @@ from sglang_lite.server.errors import json_response
 from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.identity import Identity
 from sglang_lite.server.named_events import reply_with_named_events
+from sglang_lite.server.off_loop import off_loop
 from sglang_lite.server.openai_common import check_model
 from sglang_lite.server.text_length import refuse_endless_texts
 from sglang_lite.types import RequestError
@@ -28,7 +29,8 @@ async def messages(request: web.Request) -> web.StreamResponse:
     context, raw = context_of(request), await read_object(request)
     body = parse_body(raw, MessagesBody)
     identity = Identity.read(context, raw, request.headers, "msg_")
-    call = read_call(context, {**chat_body(raw, body), "rid": identity.base}, request.headers)
+    chat_raw = {**chat_body(raw, body), "rid": identity.base}
+    call = await off_loop(request, read_call, context, chat_raw, request.headers)
     await refuse_endless_texts(context, call.sequences)
     if body.stream:
         merged = MergedStream(context, call.sequences)
@@ -45,7 +47,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     tokenizer = context.engine.tokenizer
     if tokenizer is None:
         raise RequestError("messages need a tokenizer; this server runs with --skip-tokenizer-init", field="messages")
-    text = render_messages(context, chat_body(raw, body))
+    text = await off_loop(request, render_messages, context, chat_body(raw, body))
     ids = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=False)
     return json_response({"input_tokens": len(ids)})
 

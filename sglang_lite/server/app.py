@@ -25,6 +25,7 @@ from sglang_lite.server.middleware import error_middleware, generation_middlewar
 from sglang_lite.server.native_routes import add_native_routes
 from sglang_lite.server.parsing_routes import add_parsing_routes
 from sglang_lite.server.peers import peers_middleware
+from sglang_lite.server.openapi_routes import add_openapi_routes
 from sglang_lite.server.playground_routes import add_playground_routes
 from sglang_lite.server.pooling_routes import add_pooling_routes
 from sglang_lite.server.profile_routes import add_profile_routes
@@ -75,6 +76,7 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_pooling_routes(app)
     add_score_routes(app)
     add_tokenize_routes(app)
+    add_openapi_routes(app)
     add_parsing_routes(app)
     add_explain_routes(app)
     add_absent_routes(app)

@@ -26,6 +26,8 @@ from sglang_lite.server.chat_answer import (
 )
 from sglang_lite.server.chat_prompt import chat_prompt, template_variables
 from sglang_lite.server.context import ServerContext, context_of
+from sglang_lite.server.definitions.base import parse_body
+from sglang_lite.server.definitions.openai import ChatBody
 from sglang_lite.server.errors import json_response
 from sglang_lite.server.event_replies import reply_with_events
 from sglang_lite.server.fixed_frames import FixedFrame
@@ -218,7 +220,9 @@ def _choice(call: ChatCall, index: int, reader: ChoiceReader, output: Generation
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     context = context_of(request)
-    call = await off_loop(request, read_call, context, await read_object(request), request.headers)
+    raw = await read_object(request)
+    call = await off_loop(request, read_call, context, raw, request.headers)
+    parse_body(raw, ChatBody)
     await refuse_endless_texts(context, call.sequences)
     if call.options.stream:
         merged = MergedStream(context, call.sequences, call.choices)

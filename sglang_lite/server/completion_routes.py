@@ -16,6 +16,8 @@ from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.server import fields
 from sglang_lite.server.bodies import read_object
 from sglang_lite.server.context import ServerContext, context_of
+from sglang_lite.server.definitions.base import parse_body
+from sglang_lite.server.definitions.openai import CompletionBody
 from sglang_lite.server.errors import json_response
 from sglang_lite.server.event_replies import reply_with_events
 from sglang_lite.server.explain_routes import explain_field
@@ -245,7 +247,9 @@ class CompletionWriter:
 async def completions(request: web.Request) -> web.StreamResponse:
     """Complete one or several prompts."""
     context = context_of(request)
-    call = read_call(context, await read_object(request), request.headers)
+    raw = await read_object(request)
+    call = read_call(context, raw, request.headers)
+    parse_body(raw, CompletionBody)
     await refuse_endless_texts(context, call.sequences)
     writer = CompletionWriter(call)
     if call.options.stream:

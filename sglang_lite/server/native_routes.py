@@ -6,6 +6,8 @@ from aiohttp import web
 
 from sglang_lite.server.bodies import read_object
 from sglang_lite.server.context import context_of
+from sglang_lite.server.definitions.base import parse_body
+from sglang_lite.server.definitions.native import GenerateBody
 from sglang_lite.server.errors import json_response
 from sglang_lite.server.event_replies import reply_with_events
 from sglang_lite.server.explain_routes import wants_explanation
@@ -20,6 +22,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     context = context_of(request)
     body = await read_object(request)
     call = read_call(context, body, request.headers)
+    parse_body(body, GenerateBody)
     await refuse_endless_texts(context, call.requests)
     form = NativeFormat(
         tokenizer=context.engine.tokenizer,

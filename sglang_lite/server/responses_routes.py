@@ -19,6 +19,7 @@ from sglang_lite.server.errors import json_response
 from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.identity import ID_FIELDS, Identity
 from sglang_lite.server.named_events import reply_with_named_events
+from sglang_lite.server.off_loop import off_loop
 from sglang_lite.server.response_store import ResponseStore, StoredResponse
 from sglang_lite.server.responses_format import ResponseCall, ResponseWriter, whole_response
 from sglang_lite.server.responses_prompt import chat_body, input_messages, item_messages, refuse_unserved
@@ -37,14 +38,18 @@ def _identity(context: ServerContext, raw: Mapping[str, Any], headers: Mapping[s
     return Identity(made, made)
 
 
-def _store(request: web.Request, what: str) -> ResponseStore:
+def _store(request: web.Request, what: str, *, field: str | None = None) -> ResponseStore:
     """The store.
 
+    Args:
+        field: the field that needs it, None where the route itself does.
+
     Raises:
-        RequestError: 501, the server keeps no responses.
+        RequestError: the server keeps no responses: 400 for a field, 501 for a route.
     """
     if not context_of(request).config.enable_response_store:
-        raise RequestError(f"{what} needs a server that was started with --enable-response-store", status=501)
+        message = f"{what} needs a server that was started with --enable-response-store"
+        raise RequestError(message, status=400 if field else 501, field=field)
     return request.app[STORE]
 
 
@@ -57,18 +62,20 @@ async def create(request: web.Request) -> web.StreamResponse:
         raise RequestError("background cannot be combined with stream", field="background")
     history: list[dict[str, Any]] = []
     if body.previous_response_id is not None:
-        previous = _store(request, "previous_response_id").get(body.previous_response_id, "previous_response_id")
+        name = "previous_response_id"
+        previous = _store(request, name, field=name).get(body.previous_response_id, name)
         if previous.is_running:
             raise RequestError("the previous response has not ended yet", field="previous_response_id")
         history = previous.messages
     identity = _identity(context, raw, request.headers)
     is_stored = context.config.enable_response_store and body.store is not False
     if body.background and not is_stored:
-        _store(request, "background")
+        _store(request, "background", field="background")
         raise RequestError("background needs store to be true", field="background")
     if is_stored:
         request.app[STORE].check_new(identity.shown)
-    chat = read_call(context, {**chat_body(raw, body, history), "rid": identity.base}, request.headers)
+    chat_raw = {**chat_body(raw, body, history), "rid": identity.base}
+    chat = await off_loop(request, read_call, context, chat_raw, request.headers)
     await refuse_endless_texts(context, chat.sequences)
     call = ResponseCall(identity.shown, chat, body, is_stored)
     messages = [*history, *input_messages(body)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
-import msgspec
 import pytest
 
+from tests.support.named_events import named_events
 from tests.support.server import LocalServer
 
 
@@ -20,16 +20,6 @@ def body(text: Any = "A", **fields: Any) -> dict[str, Any]:
         "messages": [{"role": "user", "content": text}],
         **fields,
     }
-
-
-def named_events(raw: bytes) -> list[tuple[str, Any]]:
-    """(name, data) of every event of a stream."""
-    events = []
-    for block in raw.split(b"\n\n"):
-        if block:
-            name, data = block.split(b"\n")
-            events.append((name.removeprefix(b"event: ").decode(), msgspec.json.decode(data.removeprefix(b"data: "))))
-    return events
 
 
 async def test_a_message(server: LocalServer) -> None:

@@ -11,7 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.http.test_anthropic import named_events
+from tests.support.named_events import named_events
 from tests.support.server import LocalServer, local_server
 
 
@@ -113,8 +113,10 @@ async def test_bad_requests(server: LocalServer, fields: dict[str, Any], named: 
 async def test_without_a_store_there_is_nothing_to_look_up(server: LocalServer) -> None:
     for method, path in (("GET", "resp_1"), ("POST", "resp_1/cancel"), ("DELETE", "resp_1")):
         assert (await server.call(method, f"/v1/responses/{path}")).status == 501
-    assert (await server.post("/v1/responses", body(previous_response_id="resp_1"))).status == 501
-    assert (await server.post("/v1/responses", body(background=True))).status == 501
+    for fields in ({"previous_response_id": "resp_1"}, {"background": True}):
+        reply = await server.post("/v1/responses", body(**fields))
+        assert reply.status == 400
+        assert "--enable-response-store" in reply.json()["message"]
 
 
 async def test_stored_responses(storing: LocalServer) -> None:
