@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.support.server import LocalServer, greedy
+from tests.support.server import LocalServer
 
 
 async def test_a_reply_explains_itself_when_asked(server: LocalServer) -> None:

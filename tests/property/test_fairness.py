@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ class Service:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.served: Counter[str] = Counter()
+        self.served: defaultdict[str, float] = defaultdict(float)
         self.tenant_of: dict[int, str] = {}
         self.prompts: dict[int, int] = {}
         self.seen: Counter[int] = Counter()

@@ -7,14 +7,16 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import pytest
 
 from sglang_lite.engine.frames import encode_output
 from sglang_lite.scheduler import SchedulerConfig
+from sglang_lite.types import RequestExtras
 from tests.support.null_executor import NullExecutor
 from tests.support.scheduler_driver import Driver
 
 
-def running_driver(num_running: int) -> Driver:
+def running_driver(num_running: int, *, fair: bool = False) -> Driver:
     config = SchedulerConfig(
         num_pages=num_running * 16,
         page_size=16,
@@ -22,10 +24,12 @@ def running_driver(num_running: int) -> Driver:
         max_running_requests=num_running,
         chunked_prefill_size=-1,
         eos_token_ids=(2,),
+        fair=fair,
     )
     driver = Driver(config, NullExecutor(num_running))
     prompts = [[1000 + row, 7, 8, 9, row] for row in range(num_running)]
-    driver.admit(range(num_running), prompts, max_new_tokens=200)
+    extras = {row: RequestExtras(tenant=f"tenant {row % 4}") for row in range(num_running)} if fair else None
+    driver.admit(range(num_running), prompts, max_new_tokens=200, extras=extras)
     while driver.scheduler.stats().num_waiting or driver.scheduler.stats().num_prefilling:
         driver.step()
     for _ in range(5):
@@ -59,8 +63,9 @@ def operations(driver: Driver) -> list[int]:
     return counts
 
 
-def test_operations_do_not_grow_with_the_number_of_rows() -> None:
-    few, many = running_driver(4), running_driver(600)
+@pytest.mark.parametrize("fair", [False, True])
+def test_operations_do_not_grow_with_the_number_of_rows(fair: bool) -> None:
+    few, many = running_driver(4, fair=fair), running_driver(600, fair=fair)
     # Both drivers are at the same step of the same lengths, so even the steps that need pages compare.
     assert operations(few) == operations(many)
 

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -14,7 +15,7 @@ from sglang_lite.config import ServerConfig
 from sglang_lite.server.auth import OPEN_ROUTES, is_key, may_pass, presented_key
 from sglang_lite.server.tenants import Tenant, Tenants
 from sglang_lite.server.tls import Certificates
-from sglang_lite.types import StartupError
+from sglang_lite.types import RequestError, StartupError
 from tests.support.fake_engine import FakeEngine
 from tests.unit.server.test_routes import serving
 
@@ -22,10 +23,9 @@ from tests.unit.server.test_routes import serving
 async def test_every_route_is_closed_unless_it_is_named_open() -> None:
     """A route that somebody adds and forgets in the tables needs the key."""
     async with serving(FakeEngine(api_key="user", admin_api_key="root", enable_metrics=True)) as (client, _):
-        assert client.server.app is not None
         routes = {
             (route.method, route.resource.canonical)
-            for route in client.server.app.router.routes()
+            for route in client.app.router.routes()
             if route.resource is not None
         }
         assert len(routes) > 30
@@ -89,6 +89,16 @@ async def test_requests_beyond_the_limit_are_told_to_come_back() -> None:
         assert (await client.post("/generate", json={"input_ids": [1]})).status == 200
 
 
+async def test_a_full_queue_says_when_to_come_back() -> None:
+    engine = FakeEngine(lambda request: [RequestError("The request queue is full.", status=429)])
+    async with serving(engine) as (client, _):
+        for path, body in (("/generate", {"input_ids": [1]}), ("/v1/completions", {"prompt": [1], "stream": True})):
+            response = await client.post(path, json=body)
+            assert (response.status, response.headers["Retry-After"]) == (429, "1")
+        wrong = await client.post("/generate", json={})
+        assert (wrong.status, "Retry-After" in wrong.headers) == (400, False)
+
+
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     words = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN={name}"
@@ -137,7 +147,7 @@ async def test_certificates_are_exchanged_while_serving(tmp_path: Path) -> None:
     "options",
     [{"ssl_certfile": "a"}, {"ssl_keyfile": "a"}, {"ssl_ca_certs": "a"}, {"enable_ssl_refresh": True}],
 )
-def test_incomplete_tls_options(options: dict[str, object]) -> None:
+def test_incomplete_tls_options(options: dict[str, Any]) -> None:
     with pytest.raises(StartupError, match="both --ssl-certfile and --ssl-keyfile"):
         Certificates.of(ServerConfig(model_path="x", **options))
 
