@@ -23,9 +23,9 @@ from sglang_lite.server.load_routes import add_load_routes
 from sglang_lite.server.metrics_routes import add_metrics_routes, engine_collector
 from sglang_lite.server.middleware import error_middleware, generation_middleware, metrics_middleware
 from sglang_lite.server.native_routes import add_native_routes
+from sglang_lite.server.openapi_routes import add_openapi_routes
 from sglang_lite.server.parsing_routes import add_parsing_routes
 from sglang_lite.server.peers import peers_middleware
-from sglang_lite.server.openapi_routes import add_openapi_routes
 from sglang_lite.server.playground_routes import add_playground_routes
 from sglang_lite.server.pooling_routes import add_pooling_routes
 from sglang_lite.server.profile_routes import add_profile_routes

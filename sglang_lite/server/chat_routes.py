@@ -30,8 +30,8 @@ from sglang_lite.server.definitions.base import parse_body
 from sglang_lite.server.definitions.openai import ChatBody
 from sglang_lite.server.errors import json_response
 from sglang_lite.server.event_replies import reply_with_events
-from sglang_lite.server.fixed_frames import FixedFrame
 from sglang_lite.server.explain_routes import explain_field
+from sglang_lite.server.fixed_frames import FixedFrame
 from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.identity import Identity
 from sglang_lite.server.off_loop import off_loop
