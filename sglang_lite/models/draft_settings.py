@@ -63,6 +63,11 @@ def settle_draft_model(config: ServerConfig, description: ModelDescription) -> S
             f"--speculative-draft-model-path {path}: {draft.architecture} carries recurrent state, from which a wrong "
             f"guess cannot be taken back; choose a draft model of attention layers"
         )
+    if draft.selected_keys is not None:
+        raise StartupError(
+            f"--speculative-draft-model-path {path}: the sparse attention of {draft.architecture} is not built for "
+            f"draft models; choose another"
+        )
     if abs(draft.vocab_size - description.vocab_size) > _MOST_PADDING:
         raise StartupError(
             f"--speculative-draft-model-path {path}: a vocabulary of {draft.vocab_size} tokens, where the served model "
