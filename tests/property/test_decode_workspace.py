@@ -51,6 +51,10 @@ class Life:
                 self.prefixes.append(sequence.pages[:kept])
             self.steps.free.extend(sequence.pages[kept:])
         self.choice.shuffle(self.steps.free)
+        in_use = {sequence.pages[0] for sequence in self.rows.values()}
+        for prefix in [prefix for prefix in self.prefixes if prefix[0] not in in_use and self.choice.random() < 0.5]:
+            self.prefixes.remove(prefix)
+            self.steps.free.extend(reversed(prefix))  # so that the next sequence has them in the same order
 
     def arrive(self) -> Iterator[tuple[int, list[int], int, int]]:
         """First chunks of new sequences, and the next ones of those that have not finished."""
