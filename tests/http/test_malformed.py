@@ -74,7 +74,7 @@ BAD_GENERATE: list[tuple[str, dict[str, Any], str]] = [
         {"text": "A", "sampling_params": {"max_new_tokens": None, "min_new_tokens": 2**40}},
         "min_new_tokens",
     ),
-    ("regex", greedy("A", {"regex": "[0-9]"}), "regex"),
+    ("regex", greedy("A", {"regex": "[0-9"}), "regex"),
     ("lora", {"text": "A", "lora_path": "x"}, "lora_path"),
     ("stop-regex-broken", greedy("A", {"stop_regex": "("}), "stop_regex"),
     ("too-many-prompts", {"text": ["A"] * 8193}, "8192"),
