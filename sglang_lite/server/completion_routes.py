@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
-from sglang_lite.frontend.fields import wrong_type
 from sglang_lite.frontend.openai_sampling import completion_sampling
 from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput, TokenLogprobs
 from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.frontend.tokenizer import Tokenizer
+from sglang_lite.frontend.validation import MAX_SAMPLES
 from sglang_lite.server import fields
 from sglang_lite.server.bodies import read_object
 from sglang_lite.server.context import ServerContext, context_of
@@ -33,38 +34,13 @@ from sglang_lite.server.openai_common import (
     total_usage,
 )
 from sglang_lite.server.openai_logprobs import completion_logprobs
+from sglang_lite.server.prompts import prompt_fields, read_prompts
 from sglang_lite.server.sequences import Prompt, build_sequences
 from sglang_lite.server.text_length import refuse_endless_texts
 from sglang_lite.server.token_text import OffsetCounter, token_bytes
-from sglang_lite.types import RequestError
+from sglang_lite.types import RequestError, SamplingParams
 
 _MAX_TOP_LOGPROBS = LIMITS.openai_top_logprobs
-_PROMPT_KINDS = "a string, a list of strings, a list of token ids or a list of lists of token ids"
-
-
-def read_prompts(value: Any) -> list[Prompt]:
-    """The prompts in the field ``prompt``.
-
-    Raises:
-        RequestError: missing, empty or of another type.
-    """
-    if value is None or value == []:
-        raise RequestError("Prompt cannot be empty" if value == [] else "prompt is required", field="prompt")
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        wrong_type("prompt", value, _PROMPT_KINDS)
-    if fields.is_integer_list(value):
-        return [value]
-    if all(isinstance(item, str) for item in value) or all(fields.is_integer_list(item) for item in value):
-        return value
-    wrong_type("prompt", value, _PROMPT_KINDS)
-
-
-def _prompt_fields(value: Any, count: int) -> list[str]:
-    """The name of each prompt in the body: ``prompt``, or ``prompt[0]`` and so on for a list of prompts."""
-    is_single = isinstance(value, str) or (bool(value) and isinstance(value[0], int))
-    return ["prompt"] if is_single else [f"prompt[{index}]" for index in range(count)]
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,7 +49,9 @@ class CompletionCall:
 
     Attributes:
         prompt_texts: text of each prompt for ``echo``, else empty strings.
+        choices: sequences of each prompt.
         logprobs: alternatives per position; None when no log-probabilities are wanted.
+        wanted: choices of each prompt that are shown: the most probable ones (``best_of``).
     """
 
     identity: Identity
@@ -84,6 +62,7 @@ class CompletionCall:
     prompt_texts: list[str]
     echo: bool
     logprobs: int | None
+    wanted: int
     tokenizer: Tokenizer | None
     created: int
     weight_version: str
@@ -110,6 +89,7 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
     if echo and tokenizer is None:
         raise RequestError("echo needs a tokenizer; this server runs with --skip-tokenizer-init", field="echo")
     sampling = completion_sampling(body, vocab_size=context.engine.info.vocab_size, defaults=context.native_defaults)
+    wanted, sampling = sampling.n, _with_candidates(sampling, body, options)
     identity = Identity.read(context, body, headers, "cmpl-")
     sequences = build_sequences(
         context,
@@ -118,17 +98,46 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         prompts,
         sampling,
         identity,
-        prompt_fields=_prompt_fields(body["prompt"], len(prompts)),
+        prompt_fields=prompt_fields(body["prompt"], len(prompts)),
         stream=options.stream,
-        return_logprob=logprobs is not None,
+        return_logprob=logprobs is not None or wanted < sampling.n,
         logprob_start_len=0 if echo and logprobs is not None else -1,
         top_logprobs_num=logprobs or 0,
     )
     texts = [_echo_text(prompt, tokenizer) if echo else "" for prompt in prompts]
     weights = context.weights.version
     return CompletionCall(
-        identity, model, sequences, sampling.n, options, texts, echo, logprobs, tokenizer, now(), weights
+        identity, model, sequences, sampling.n, options, texts, echo, logprobs, wanted, tokenizer, now(), weights
     )
+
+
+def _with_candidates(sampling: SamplingParams, body: Mapping[str, Any], options: StreamOptions) -> SamplingParams:
+    """``sampling`` with as many sequences as ``best_of`` asks for."""
+    best_of = fields.integer(body, "best_of", minimum=sampling.n, maximum=MAX_SAMPLES)
+    if best_of is None or best_of == sampling.n:
+        return sampling
+    if options.stream:
+        raise RequestError("best_of above n cannot be streamed: the best are known at the end", field="best_of")
+    return msgspec.structs.replace(sampling, n=best_of)
+
+
+def _best(
+    call: CompletionCall, outputs: Sequence[GenerationOutput]
+) -> tuple[CompletionCall, Sequence[GenerationOutput]]:
+    """The choices of each prompt with the highest log-probability per token, the best first."""
+    if call.wanted == call.choices:
+        return call, outputs
+    kept: list[int] = []
+    for first in range(0, len(outputs), call.choices):
+        candidates = range(first, first + call.choices)
+        kept += sorted(candidates, key=lambda index: (-_mean_logprob(outputs[index]), index))[: call.wanted]
+    shown = replace(call, sequences=[call.sequences[index] for index in kept], choices=call.wanted)
+    return shown, [outputs[index] for index in kept]
+
+
+def _mean_logprob(output: GenerationOutput) -> float:
+    values = [position.logprob or 0.0 for position in output.output_logprobs]
+    return sum(values) / len(values) if values else 0.0
 
 
 def _echo_text(prompt: Prompt, tokenizer: Tokenizer | None) -> str:
@@ -251,14 +260,16 @@ async def completions(request: web.Request) -> web.StreamResponse:
     call = read_call(context, raw, request.headers)
     parse_body(raw, CompletionBody)
     await refuse_endless_texts(context, call.sequences)
-    writer = CompletionWriter(call)
     if call.options.stream:
-        return await reply_with_events(request, MergedStream(context, call.sequences, call.choices), writer)
+        merged = MergedStream(context, call.sequences, call.choices)
+        return await reply_with_events(request, merged, CompletionWriter(call))
     outputs = await collect(context, call.sequences, call.choices)
+    shown, chosen = _best(call, outputs)
+    writer = CompletionWriter(shown)
     body = {
         **call.header(),
-        "choices": [writer.choice(index, output) for index, output in enumerate(outputs)],
-        "usage": writer.usage(),
+        "choices": [writer.choice(index, output) for index, output in enumerate(chosen)],
+        "usage": total_usage(outputs, call.choices),
         "metadata": {"weight_version": call.weight_version},
         **explain_field(call.options.explain, outputs),
     }
