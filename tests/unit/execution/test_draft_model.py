@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from sglang_lite import Engine
 from sglang_lite.configuration.loading import load_config
@@ -56,6 +58,15 @@ def test_the_output_is_that_of_decoding_one_by_one(
         assert tokens(several, GREEDY, return_logprob=True) == tokens(one, GREEDY, return_logprob=True)
 
 
+def both_pools_hold_the_same(engine: Engine) -> None:
+    """Of every cached page, when the draft model is the served one."""
+    executor: Any = engine._core._executor
+    served, drafted = executor._runner.pool, executor._runner._draft._runner.pool
+    pages = np.concatenate([node.pages for node in engine._core._scheduler._state.pages.cache.nodes()])
+    assert len(pages) > 10
+    torch.testing.assert_close(drafted[pages], served[pages], atol=1e-3, rtol=1e-3)
+
+
 def test_a_draft_model_that_is_the_model_is_always_right(models: dict[str, Path]) -> None:
     """Over chunks, cached prefixes, copied pages and preemptions: both models hold the same KV wherever they look."""
     sampling = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
@@ -63,12 +74,17 @@ def test_a_draft_model_that_is_the_model_is_always_right(models: dict[str, Path]
         with drafting(models["qwen3"], models["qwen3"], **options) as engine:
             for _ in range(2):
                 tokens(engine, sampling)
-            engine.generate(input_ids=[5, 6, 7, 8] * 4, sampling_params={**sampling, "n": 3})
+            for _ in range(2):  # prompts of one page: the second time it is copied
+                prompts = [[first, 7, 93, 22 + first] for first in range(40, 56)]
+                engine.generate(input_ids=prompts, sampling_params=sampling)
             stats = engine._core._scheduler.stats()
-            assert stats.cached_tokens > 0
-            assert (stats.retractions > 0) == bool(options)
             assert stats.accepted_tokens == stats.drafted_tokens > 300
+            # Other answers behind the cached prompts, whose pages are new.
+            engine.generate(input_ids=prompts, sampling_params={**sampling, "temperature": 0.9, "sampling_seed": 3})
+            both_pools_hold_the_same(engine)
+            assert (stats.retractions > 0) == bool(options)
             if not options:
+                assert stats.cached_tokens >= 16 * 4
                 assert stats.generated_tokens > 3 * stats.decode_steps
 
 
