@@ -99,7 +99,8 @@ async def test_b13_abort_during_chunked_prefill(tight_server: LocalServer, chunk
     before = await free_pages(tight_server)
     neighbour = asyncio.create_task(tight_server.post("/generate", greedy("A", {"max_new_tokens": 12})))
     ids = [66] * (8 * chunks - 1) + [65]
-    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}, "rid": "cut"}
+    sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+    body = {"input_ids": ids, "sampling_params": sampling, "rid": "cut"}
     task = asyncio.create_task(tight_server.post("/generate", body))
     while not (await tight_server.post("/abort_request", {"rid": "cut"})).json()["success"] and not task.done():
         pass

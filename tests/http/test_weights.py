@@ -173,7 +173,9 @@ async def test_profile(changing: LocalServer, tmp_path: Path) -> None:
     assert (await changing.get("/stop_profile")).status == 412
     (file,) = tmp_path.glob("sglang-profile-*-*.json")
     trace = json.loads(file.read_text())
-    assert any("matmul" in event.get("name", "") or "linear" in event.get("name", "") for event in trace["traceEvents"])
+    names = {event.get("name", "") for event in trace["traceEvents"]}
+    # Which product a layer takes is measured, so its name differs from machine to machine; the softmax does not.
+    assert any("softmax" in name for name in names), sorted(names)
     about = trace["profile"]
     assert about["duration_ms"] == about["stopped_unix_ms"] - about["started_unix_ms"] >= 0
     assert file.name == f"sglang-profile-{about['started_unix_ms']}-{about['stopped_unix_ms']}.json"

@@ -80,7 +80,7 @@ def test_usage_names_the_port() -> None:
 
 
 STUBBORN = """
-import signal, sys
+import signal, sys, time
 count = 0
 def on_terminate(number, frame):
     global count
@@ -91,7 +91,7 @@ def on_terminate(number, frame):
 signal.signal(signal.SIGTERM, on_terminate)
 print("up", flush=True)
 while True:
-    signal.pause()
+    time.sleep(0.05)  # not pause(): a signal that comes just before it would be seen after the next one only
 """
 
 
