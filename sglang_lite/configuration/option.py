@@ -1,4 +1,4 @@
-"""The declaration of one option: everything the command line, the environment and a YAML file need to know of it."""
+"""The declaration of options: everything the command line, the environment and a YAML file need to know of one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from sglang_lite.configuration import values
+
+Text = str | None
+Integer = int | None
+Number = float | None
+"""Types of options that may be left open."""
 
 _LARGEST = 2**63 - 1
 
@@ -89,3 +96,10 @@ class OptionSpec:
     def __post_init__(self) -> None:
         names = (self.name.replace("_", "-"), *self.option.aliases)
         object.__setattr__(self, "spellings", tuple(f"--{name}" for name in names))
+
+
+class OptionGroup(BaseModel):
+    """Options that belong together, as fields annotated with an ``Option``; frozen, and no others are accepted."""
+
+    # Nobody makes a group by itself: only ``ServerConfig`` pays for a validator.
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
