@@ -14,7 +14,8 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from sglang_lite.config import ServerConfig
-from sglang_lite.engine.client import CALL_TIMEOUT, EngineClient, EngineDeadError, Listener
+from sglang_lite.engine.client import EngineClient, Listener
+from sglang_lite.engine.control_calls import CALL_TIMEOUT, EngineDeadError
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.launcher import CORE_COMMAND
 from sglang_lite.engine.messages import PauseMode

@@ -26,7 +26,7 @@ async def free_pages(server: LocalServer) -> int:
     """Pages that are free or cached, once nothing runs; a client that left must be gone within a second."""
     load = await server.idle(1.0)
     assert server.context.requests_in_flight == 0
-    assert len(server.engine._processor) == 0
+    assert len(server.engine._flow.processor) == 0
     pages: int = load["available_cache_pages"]
     return pages
 

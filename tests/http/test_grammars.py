@@ -203,7 +203,7 @@ async def test_bad_response_formats(constrained: LocalServer, form: Any) -> None
 
 async def test_abort_while_compiling(constrained: LocalServer) -> None:
     """B13: a request that waits for its grammar ends with an abort, without a token, and at once."""
-    front = constrained.engine._grammars
+    front = constrained.engine._flow.grammars
     assert front is not None
     waiting = asyncio.Event()
 
