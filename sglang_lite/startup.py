@@ -20,7 +20,7 @@ from sglang_lite.execution.placement import split_address
 from sglang_lite.execution.recurrent_limits import check_recurrent_options, without_prefix_cache
 from sglang_lite.models.adapter_settings import adapter_settings
 from sglang_lite.models.description import read_description
-from sglang_lite.models.draft_settings import check_draft_options, settle_draft_model
+from sglang_lite.models.draft_settings import check_draft_options, draft_head, settle_draft_model
 from sglang_lite.models.registry import check_checkpoint
 from sglang_lite.models.repository import resolve_model_path
 from sglang_lite.models.share import check_expert_parallel, check_tensor_parallel
@@ -61,6 +61,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
     check_recurrent_options(config, description)
     _check_adapters(config)
     config = without_prefix_cache(settle_draft_model(config, description), description)
+    draft_head(config, description, directory)  # it is there and fits
     tokenizer_path = _tokenizer_directory(config, directory)
     return config.resolved(
         device=resolve_device(config.device),

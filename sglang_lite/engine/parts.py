@@ -85,7 +85,7 @@ def make_scheduler(config: ServerConfig, info: EngineInfo) -> Scheduler:
             running_timeout=config.request_running_timeout or 0.0,
             overlap=not config.disable_overlap_schedule,
             draft_tokens=config.guessed_tokens,
-            executor_drafts=config.speculative_draft_model_path is not None,
+            executor_drafts=config.drafts_with_weights,
             verified_tokens=CPU_VERIFIED_TOKENS if config.device == "cpu" else DEVICE_VERIFIED_TOKENS,
             fair=config.fair_scheduling,
         )

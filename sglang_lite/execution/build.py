@@ -38,7 +38,7 @@ from sglang_lite.models.share import share_of
 from sglang_lite.types import StartupError
 
 if TYPE_CHECKING:
-    from sglang_lite.execution.build_draft import DraftPlan
+    from sglang_lite.execution.build_draft import DraftPlan, HeadPlan
 
 DEFAULT_MAX_RUNNING_REQUESTS = 256
 """Rows of the request table when ``--max-running-requests`` is not set."""
@@ -165,7 +165,7 @@ def build_runner(
     context_length = served_context_length(config, description, selects_keys=True)
     settings = adapter_settings(config)
     adapted_bytes = adapter_bytes(settings, expected_tensors(description), dtype.itemsize) if settings else 0
-    draft = _draft_plan(config, parallel)
+    draft = _draft_plan(config, description, directory, parallel)
     draft_bytes = draft.weight_bytes(dtype) if draft is not None else 0
     available = max(0, available - weight_bytes // parallel.size - adapted_bytes - draft_bytes)
     rows = plan_rows(
@@ -175,7 +175,7 @@ def build_runner(
         available_bytes=available,
         default_rows=DEFAULT_MAX_RUNNING_REQUESTS,
     )
-    draft_token_bytes = draft.bytes_per_token(kv_dtype) if draft is not None else 0
+    draft_token_bytes = draft.bytes_per_token(kv_dtype, config.page_size) if draft is not None else 0
     token_bytes = kv_geometry(kv, 1, 1, kv_dtype).bytes_per_token + draft_token_bytes
     budget = plan_kv_budget(
         config,
@@ -217,6 +217,7 @@ def build_runner(
             num_threads=num_threads,
             workspace_bytes=draft_workspace,
             parallel=parallel,
+            target=model,
         )
     seconds = {"load": time.monotonic() - started}
     runner = ModelRunner(
@@ -241,7 +242,7 @@ def build_runner(
         rows.row_bytes,
     )
     reloader: Reloader | None = None
-    if parallel.size == 1 and settings is None:
+    if parallel.size == 1 and settings is None and not config.drafts_with_head:
         reloader = ModelReloader(
             description,
             config.json_model_override_args,
@@ -287,12 +288,14 @@ def _agree_on_pages(num_pages: int, parallel: ParallelGroup, device: torch.devic
     return int(parallel.all_gather(torch.tensor([num_pages], dtype=torch.int64, device=device), 0).min())
 
 
-def _draft_plan(config: ServerConfig, parallel: ParallelGroup) -> DraftPlan | None:
-    if config.speculative_draft_model_path is None:
+def _draft_plan(
+    config: ServerConfig, description: ModelDescription, directory: Path | str, parallel: ParallelGroup
+) -> DraftPlan | HeadPlan | None:
+    if not config.drafts_with_weights:
         return None
     from sglang_lite.execution.build_draft import draft_plan
 
-    return draft_plan(config, parallel)
+    return draft_plan(config, description, directory, parallel)
 
 
 def load_on_host(

@@ -19,15 +19,15 @@ from sglang_lite.adapters.kernel_lines import installed_kernels
 from sglang_lite.config import ServerConfig
 from sglang_lite.execution.base import Executor
 from sglang_lite.execution.build import DEFAULT_MAX_RUNNING_REQUESTS, BuiltRunner, EngineLimits, kv_geometry
-from sglang_lite.execution.build_device_draft import DeviceDraft
-from sglang_lite.execution.build_draft import draft_plan
+from sglang_lite.execution.build_device_draft import DeviceDraft, DeviceDraftHead
+from sglang_lite.execution.build_draft import HeadPlan, draft_plan
 from sglang_lite.execution.context_length import served_context_length
 from sglang_lite.execution.cuda_device import CudaDevice
 from sglang_lite.execution.device import Device
 from sglang_lite.execution.device_memory import graph_batch_sizes, kv_bytes, plan_pages, static_fraction
 from sglang_lite.execution.device_requirements import device_dtype, device_kv_dtype, select_providers
 from sglang_lite.execution.device_runner import DeviceRunner
-from sglang_lite.execution.draft_model import DraftModel
+from sglang_lite.execution.draft_model import Drafter
 from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.placement import placement_of
 from sglang_lite.execution.recurrent_limits import RowBudget, plan_rows
@@ -106,15 +106,23 @@ def build_device_runner(
             adapters=adapters.slots if adapters is not None else None,
         )
         device.synchronize()
-    draft: DeviceDraft | None = None
-    if (planned := draft_plan(config, parallel)) is not None:
+    draft: DeviceDraft | DeviceDraftHead | None = None
+    planned = draft_plan(config, description, directory, parallel)
+    draft_page_bytes = 0
+    if isinstance(planned, HeadPlan):
+        report("loading the draft head", 0.4)
+        draft = DeviceDraftHead.load(planned, model, device, record, dtype, kv_dtype, context_length)
+        draft_page_bytes = draft.page_bytes(config.page_size, dtype, kv_dtype)
+    elif planned is not None:
         report("loading the draft model", 0.4)
         draft = DeviceDraft.load(planned, device, record, dtype, kv_dtype, context_length)
+        draft_page_bytes = draft.page_bytes(config.page_size, kv_dtype)
     loaded = time.monotonic()
-    draft_page_bytes = draft.page_bytes(config.page_size, kv_dtype) if draft is not None else 0
     geometry, rows, batch_sizes = _plan_memory(config, description, device, dtype, kv_dtype, parallel, draft_page_bytes)
-    guesses: DraftModel | None = None
-    if draft is not None:
+    guesses: Drafter | None = None
+    if isinstance(draft, DeviceDraftHead):
+        guesses = draft.guesses(geometry, rows.num_rows, dtype)
+    elif draft is not None:
         draft_runner = draft.runner(
             geometry,
             num_rows=rows.num_rows,

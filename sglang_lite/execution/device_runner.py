@@ -27,7 +27,7 @@ from sglang_lite.execution.device_inputs import (
     whole_plan,
 )
 from sglang_lite.execution.device_sampler import DeviceSampler
-from sglang_lite.execution.draft_model import DraftModel
+from sglang_lite.execution.draft_model import Drafter
 from sglang_lite.execution.grammar_masks import ConstrainedStep, GrammarMasks, Matchers, advance
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
@@ -101,7 +101,7 @@ class DeviceRunner:
         seed: int | None = None,
         parallel: ParallelGroup = SINGLE,
         adapters: ModelAdapters | None = None,
-        draft: DraftModel | None = None,
+        draft: Drafter | None = None,
     ) -> None:
         self.geometry = geometry
         self._model = model
@@ -154,6 +154,8 @@ class DeviceRunner:
                 copies = self._device.upload(np.ascontiguousarray(plan.page_copies.T, dtype=np.int64))
                 self._ops.copy_pages(self._pool, copies[0], copies[1])
             forwarded = self._forward(plan)
+            if self._draft is not None and plan.draft_lens is None:
+                self._draft.observe(plan, forwarded.hidden, np.cumsum(plan.query_lens, dtype=np.int64) - 1)
             if len(plan.sample_index) == 0:
                 return self._pending(plan, None, self._scorer.score(plan, forwarded.hidden, None, NO_ROWS))
             if plan.draft_lens is not None:
@@ -190,6 +192,8 @@ class DeviceRunner:
         on_host = drawn.int().cpu().numpy()
         advance(draws.matchers, on_host)
         tokens, counts = draws.accept(plan, on_host)
+        if self._draft is not None:
+            self._draft.observe(plan, forwarded.hidden, draws.newest(plan, counts))
         newest = upload(tokens[np.cumsum(counts) - 1].astype(np.int64))
         self._last_token.index_copy_(0, forwarded.sample_rows.long(), newest.clamp(min=0))
         scored = self._scorer.score(plan, forwarded.hidden, raw_logits, on_host[draws.starts])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ Launch = Callable[[StepPlan], Callable[[], StepOutput]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Guessing:
+class Guessing:
     """The rows of a plan that want guesses; n of them.
 
     Attributes:
@@ -41,6 +42,22 @@ class _Guessing:
     index: Int64Array
     lens: Int64Array
     first: Int64Array
+
+
+class Drafter(Protocol):
+    """Who makes guesses, and looks at what became of them."""
+
+    def fill(self, plan: StepPlan) -> StepPlan:
+        """The plan with guesses instead of ``FROM_DEVICE`` behind the newest token of the rows that verify."""
+
+    def observe(self, plan: StepPlan, hidden: torch.Tensor, newest: Int64Array) -> None:
+        """Called behind the served model's pass.
+
+        Args:
+            plan: as ``fill`` returned it.
+            hidden: [T, hidden], of the served model.
+            newest: int64[R], for each row the last of its tokens that belongs to the sequence.
+        """
 
 
 class DraftModel:
@@ -77,7 +94,7 @@ class DraftModel:
 
         On rank 0 the draft model has then computed all tokens of the plan, guesses included.
         """
-        wanted = _wanted(plan)
+        wanted = wanted_guesses(plan)
         guesses = self._draft(plan, wanted) if self._runner is not None else NOTHING
         total = 0 if wanted is None else int(wanted.lens.sum())
         if wanted is None or not total:
@@ -87,16 +104,17 @@ class DraftModel:
             if self._runner is not None:
                 shared.copy_(torch.from_numpy(guesses.astype(np.int64)))
             guesses = self._parallel.broadcast(shared).cpu().numpy().astype(np.int32)
-        input_ids = plan.input_ids.copy()
-        input_ids[np.repeat(wanted.first + 1, wanted.lens) + _offsets(wanted.lens)] = guesses
-        return replace(plan, input_ids=input_ids)
+        return guesses_into(plan, wanted, guesses)
+
+    def observe(self, plan: StepPlan, hidden: torch.Tensor, newest: Int64Array) -> None:
+        """Nothing to see: the draft model has read the tokens itself."""
 
     def _run(self, plan: StepPlan) -> Callable[[], StepOutput]:
         assert self._runner is not None
         output = self._runner.run(plan)
         return lambda: output
 
-    def _draft(self, plan: StepPlan, wanted: _Guessing | None) -> Int32Array:
+    def _draft(self, plan: StepPlan, wanted: Guessing | None) -> Int32Array:
         """int32[G]: the guesses of one row after the other. Computes every token of the plan.
 
         Step 0 computes all that is known: chunks, and the newest tokens. Step j computes the j-th guesses; the last
@@ -115,7 +133,7 @@ class DraftModel:
         # A draft model whose logits are not finite answers -1.
         return grid[np.arange(depth) < wanted.lens[:, None]].clip(0, self._known - 1)
 
-    def _known_tokens(self, plan: StepPlan, wanted: _Guessing | None) -> StepPlan:
+    def _known_tokens(self, plan: StepPlan, wanted: Guessing | None) -> StepPlan:
         """The plan for the draft model, without the guesses."""
         query_lens, kv_lens = plan.query_lens, plan.kv_lens
         keep: Int64Array = np.arange(len(plan.input_ids))
@@ -138,17 +156,29 @@ class DraftModel:
         )
 
 
-def _wanted(plan: StepPlan) -> _Guessing | None:
+def wanted_guesses(plan: StepPlan) -> Guessing | None:
     """The rows with guesses; None when there are none."""
     if plan.draft_lens is None or not plan.draft_lens.any():
         return None
     guessing = np.flatnonzero(plan.draft_lens)
     index = plan.sample_index[guessing].astype(np.int64)
     lens = plan.draft_lens[guessing].astype(np.int64)
-    return _Guessing(index, lens, np.cumsum(plan.query_lens, dtype=np.int64)[index] - lens - 1)
+    return Guessing(index, lens, np.cumsum(plan.query_lens, dtype=np.int64)[index] - lens - 1)
 
 
-def _guessed_tokens(plan: StepPlan, wanted: _Guessing, step: int) -> StepPlan:
+def guesses_into(plan: StepPlan, wanted: Guessing, guesses: Int32Array) -> StepPlan:
+    """The plan with guesses int32[G], of one row after the other."""
+    input_ids = plan.input_ids.copy()
+    input_ids[np.repeat(wanted.first + 1, wanted.lens) + _offsets(wanted.lens)] = guesses
+    return replace(plan, input_ids=input_ids)
+
+
+def without_samples(plan: StepPlan) -> StepPlan:
+    """The plan with nothing to draw."""
+    return _drawing(plan, np.empty(0, dtype=np.int64))
+
+
+def _guessed_tokens(plan: StepPlan, wanted: Guessing, step: int) -> StepPlan:
     """A decode step of the draft model that feeds each row's guess number ``step``, counted from 1."""
     here = wanted.lens >= step
     index, tokens = wanted.index[here], wanted.first[here] + step

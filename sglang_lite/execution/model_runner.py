@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_lite.adapters.base import AttentionBatch, AttentionPlan, KVGeometry, Operations
-from sglang_lite.execution.draft_model import DraftModel
+from sglang_lite.adapters.base import AttentionPlan, KVGeometry, Operations
+from sglang_lite.execution.draft_model import Drafter
 from sglang_lite.execution.grammar_masks import GrammarMasks, advance, upload_to_host
+from sglang_lite.execution.host_batch import attention_batch
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
 from sglang_lite.execution.model_adapters import ModelAdapters
@@ -45,7 +46,7 @@ class ModelRunner:
         seed: int | None = None,
         parallel: ParallelGroup = SINGLE,
         adapters: ModelAdapters | None = None,
-        draft: DraftModel | None = None,
+        draft: Drafter | None = None,
     ) -> None:
         self.geometry = geometry
         self.pool = allocate_kv_pool(geometry, ops.device)
@@ -75,20 +76,13 @@ class ModelRunner:
         if len(plan.page_copies):
             copies = torch.from_numpy(plan.page_copies).long()
             self._ops.copy_pages(self.pool, copies[:, 0], copies[:, 1])
-        batch = AttentionBatch(
-            num_decode=plan.num_decode,
-            num_verify=plan.num_verify,
-            query_lens=plan.query_lens.tolist(),
-            kv_lens=plan.kv_lens.tolist(),
-            slot_mapping=torch.from_numpy(plan.slot_mapping),
-            page_table=torch.from_numpy(plan.page_table.astype(np.int64)),
-            rows=plan.rows,
-        )
-        attention_plan = self._ops.plan_attention(batch, self.geometry)
+        attention_plan = self._ops.plan_attention(attention_batch(plan), self.geometry)
         if self.adapters is not None:
             self.adapters.select(plan)
         positions = torch.from_numpy(plan.positions.astype(np.int64))
         hidden = self._forward(plan, positions, attention_plan)
+        if self._draft is not None and plan.draft_lens is None:
+            self._draft.observe(plan, hidden, np.cumsum(plan.query_lens, dtype=np.int64) - 1)
         if len(plan.sample_index) == 0:
             tokens = np.empty(0, dtype=np.int32)
             return StepOutput(plan.step, tokens, self._scorer.score(plan, hidden, None, tokens))
@@ -115,6 +109,8 @@ class ModelRunner:
         on_host = drawn.int().cpu().numpy()
         advance(draws.matchers, on_host)
         tokens, counts = draws.accept(plan, on_host)
+        if self._draft is not None:
+            self._draft.observe(plan, hidden, draws.newest(plan, counts))
         newest = torch.from_numpy(tokens[np.cumsum(counts) - 1].astype(np.int64))
         rows = torch.from_numpy(plan.rows[plan.sample_index]).long()
         self._last_token.index_copy_(0, rows, newest.clamp(min=0))

@@ -51,6 +51,16 @@ class Verification:
         kept: npt.NDArray[np.bool_] = before == np.repeat(before[self.starts], self.counts)
         return drawn[kept], np.add.reduceat(kept, self.starts).astype(np.int32)
 
+    def newest(self, plan: StepPlan, counts: Int32Array) -> Int64Array:
+        """int64[R]: the last token of each row of the plan that belongs to its sequence.
+
+        Args:
+            counts: as ``accept`` gave them.
+        """
+        newest = np.cumsum(plan.query_lens, dtype=np.int64) - 1
+        newest[plan.sample_index] = self.tokens[self.starts] + counts - 1
+        return newest
+
 
 def verification_of(plan: StepPlan, draft_lens: Int32Array) -> Verification:
     """The draws of a plan.

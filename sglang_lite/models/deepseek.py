@@ -8,7 +8,7 @@ from sglang_lite.layers.key_indexer import KeyIndexer, RememberingIndexer, Share
 from sglang_lite.layers.latent_attention import LatentAttention
 from sglang_lite.models.decoder_loader import LayerLoader
 from sglang_lite.models.deepseek_config import details_of
-from sglang_lite.models.dense import DenseDecoder, build_decoder
+from sglang_lite.models.dense import DenseDecoder, LayerBlocks, build_decoder
 from sglang_lite.models.dense_names import layer_prefix
 from sglang_lite.models.latent_loader import load_indexer, load_latent_attention
 from sglang_lite.models.model_description import ModelDescription
@@ -18,7 +18,12 @@ from sglang_lite.models.weight_reader import WeightReader
 
 def build(description: ModelDescription, reader: WeightReader, ops: Operations, num_positions: int) -> DenseDecoder:
     """Read the weights and hand the matrices to the device's packing; see ``models.dense.build``."""
-    return build_decoder(description, reader, ops, num_positions, _Blocks(description))
+    return build_decoder(description, reader, ops, num_positions, layer_blocks(description))
+
+
+def layer_blocks(description: ModelDescription) -> LayerBlocks:
+    """What loads the blocks of the layers, which it is asked for in their order."""
+    return _Blocks(description)
 
 
 class _Blocks:

@@ -159,18 +159,34 @@ def canonical_name(name: str) -> str:
     return _EXPERT.sub(lambda match: f"{match[1]}.{_EXPERT_MATRICES[match[2]]}.", name)
 
 
-def _family(architectures: tuple[str, ...], rules: DeepseekRules) -> Family:
+def prediction_layer(description: ModelDescription) -> ModelDescription:
+    """See ``Family.prediction_layer``: it has experts, whatever the first layers have."""
+    details = details_of(description)
+    moe = details.moe
+    return dataclasses.replace(
+        description,
+        num_layers=1,
+        sliding_windows=(None,),
+        kv=details.latent.kv(1),
+        details=dataclasses.replace(
+            details, moe=None if moe is None else dataclasses.replace(moe, sparse_layers=(True,))
+        ),
+    )
+
+
+def _family(architectures: tuple[str, ...], rules: DeepseekRules, *, predicts: bool = False) -> Family:
     return Family(
         architectures=architectures,
         describe=rules.describe,
         expected_tensors=expected_tensors,
         module=MODULE,
         canonical_name=canonical_name,
+        prediction_layer=prediction_layer if predicts else None,
     )
 
 
 DEEPSEEK_V2 = _family(("DeepseekV2ForCausalLM",), DeepseekRules(softmax_routing=True))
-DEEPSEEK_V3 = _family(("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"), DeepseekRules())
+DEEPSEEK_V3 = _family(("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"), DeepseekRules(), predicts=True)
 DEEPSEEK_V32 = _family(("DeepseekV32ForCausalLM",), DeepseekRules(has_indexer=True))
 GLM_5 = _family(("GlmMoeDsaForCausalLM",), DeepseekRules(has_indexer=True, indexer_is_interleaved=True))
 KIMI_K25 = _family(("KimiK25ForConditionalGeneration",), DeepseekRules(is_wrapped=True))

@@ -74,6 +74,10 @@ class DenseDecoder:
             x, residual = add_rms_norm(x, residual, layer.next_norm, eps)
         return x
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64[T] -> [T, hidden], what the first layer reads."""
+        return self._embed(token_ids)
+
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, hidden] -> float32[S, vocab]."""
@@ -82,6 +86,11 @@ class DenseDecoder:
 
 LayerBlocks = Callable[[LayerLoader, int], tuple[SelfAttention, FeedForward]]
 """Loads the two blocks of a layer, given its index."""
+
+
+def layer_blocks(description: ModelDescription) -> LayerBlocks:
+    """What loads the blocks of a layer."""
+    return dense_blocks
 
 
 def dense_blocks(loader: LayerLoader, layer: int) -> tuple[SelfAttention, FeedForward]:

@@ -1,9 +1,14 @@
-"""The draft model of ``--speculative-algorithm STANDALONE``: where it is and whether it fits. Free of torch."""
+"""The draft model of ``--speculative-algorithm STANDALONE`` and the heads of NEXTN and EAGLE: where they are and
+whether they fit. Free of torch."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sglang_lite.config import ServerConfig
+from sglang_lite.configuration.options.memory import DRAFT_HEADS
 from sglang_lite.models.description import ModelDescription, read_description
+from sglang_lite.models.draft_head_config import DraftHeadDescription, eagle_head, next_token_head
 from sglang_lite.models.registry import check_checkpoint
 from sglang_lite.models.repository import resolve_model_path
 from sglang_lite.types import StartupError
@@ -19,24 +24,35 @@ def check_draft_options(config: ServerConfig) -> None:
         StartupError: names them.
     """
     algorithm, path = config.speculative_algorithm, config.speculative_draft_model_path
-    if algorithm is not None and algorithm not in ("ngram", "standalone"):
+    if algorithm is not None and algorithm not in ("ngram", "standalone", *DRAFT_HEADS):
         raise StartupError(
-            f"--speculative-algorithm {algorithm.upper()} is not supported: draft heads (EAGLE, EAGLE3, NEXTN and "
-            f"others) are not built; STANDALONE guesses with a draft model, NGRAM from the request's own tokens"
+            f"--speculative-algorithm {algorithm.upper()} is not supported; allowed are NGRAM (guesses from the "
+            f"request's own tokens), STANDALONE (a draft model), NEXTN (the multi-token prediction layer of the "
+            f"model's checkpoint) and EAGLE (a head in a directory of its own)"
         )
     if algorithm == "standalone" and not path:
         raise StartupError(
             "--speculative-algorithm STANDALONE guesses with a second model: name it with "
             "--speculative-draft-model-path, or choose NGRAM, which needs none"
         )
-    if path and algorithm != "standalone":
+    if path and algorithm not in ("standalone", *DRAFT_HEADS):
         raise StartupError(
-            f"--speculative-draft-model-path {path}: only --speculative-algorithm STANDALONE uses a draft model"
+            f"--speculative-draft-model-path {path}: only --speculative-algorithm STANDALONE and EAGLE take one"
         )
-    if algorithm == "standalone" and config.is_disaggregated:
+    if config.drafts_with_weights and algorithm is not None:
+        _check_company(config, algorithm.upper())
+
+
+def _check_company(config: ServerConfig, algorithm: str) -> None:
+    if config.is_disaggregated:
         raise StartupError(
-            f"--speculative-algorithm STANDALONE with --disaggregation-mode {config.disaggregation_mode} is not "
-            f"supported: the draft model's KV is not transferred"
+            f"--speculative-algorithm {algorithm} with --disaggregation-mode {config.disaggregation_mode} is not "
+            f"supported: the draft model's KV is not transferred; guess with NGRAM on the decode side"
+        )
+    if config.drafts_with_head and config.tp_size > 1:
+        raise StartupError(
+            f"--speculative-algorithm {algorithm} with --tp-size {config.tp_size} is not supported: a draft head reads "
+            f"the embedding and the output matrix, which the ranks share; use NGRAM or STANDALONE"
         )
 
 
@@ -54,6 +70,8 @@ def settle_draft_model(config: ServerConfig, description: ModelDescription) -> S
         return config
     try:
         directory = resolve_model_path(path)
+        if config.drafts_with_head:
+            return config.resolved(speculative_draft_model_path=str(directory))
         draft = read_description(directory)
         check_checkpoint(directory, draft)
     except StartupError as error:
@@ -74,3 +92,29 @@ def settle_draft_model(config: ServerConfig, description: ModelDescription) -> S
             f"has {description.vocab_size}; the two must share a tokenizer"
         )
     return config.resolved(speculative_draft_model_path=str(directory))
+
+
+def draft_head(
+    config: ServerConfig, description: ModelDescription, directory: Path | str
+) -> DraftHeadDescription | None:
+    """The draft head of the configuration; None where none guesses.
+
+    A path that is the served model's own directory, or none, means the multi-token prediction layer in it, whether it
+    is called NEXTN or EAGLE: the two names are one, as in SGLang.
+
+    Args:
+        description, directory: of the served model.
+
+    Raises:
+        StartupError: there is no such head, or it is not one for this model.
+    """
+    if not config.drafts_with_head:
+        return None
+    path = config.speculative_draft_model_path
+    try:
+        if path is None or Path(path).resolve() == Path(directory).resolve():
+            return next_token_head(directory, description)
+        return eagle_head(path, description)
+    except StartupError as error:
+        flag = f"--speculative-draft-model-path {path}" if path else "--speculative-algorithm NEXTN"
+        raise StartupError(f"{flag}: {error}") from error

@@ -30,6 +30,9 @@ class Family:
             It is imported when weights are loaded, since it needs torch.
         canonical_name: a checkpoint's tensor name -> the name that ``expected_tensors`` and ``module`` use, for
             families whose checkpoints come with several spellings.
+        prediction_layer: a model's description -> that of a decoder of one layer that looks like the multi-token
+            prediction layer in its checkpoint; None where there is none, or none that is built. ``module`` then has a
+            function ``layer_blocks(description)``.
     """
 
     architectures: tuple[str, ...]
@@ -37,3 +40,4 @@ class Family:
     expected_tensors: Callable[[ModelDescription], Shapes]
     module: str
     canonical_name: Callable[[str], str] = unchanged
+    prediction_layer: Callable[[ModelDescription], ModelDescription] | None = None

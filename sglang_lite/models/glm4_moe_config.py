@@ -11,7 +11,7 @@ from sglang_lite.models.config_files import ConfigReader
 from sglang_lite.models.decoder_config import describe_decoder, layer_index
 from sglang_lite.models.family import Family
 from sglang_lite.models.model_description import ModelDescription
-from sglang_lite.models.moe_config import expected_tensors, layers_from, read_sigmoid_moe
+from sglang_lite.models.moe_config import MoEDescription, expected_tensors, layers_from, read_sigmoid_moe
 
 _ROTATING_PART = 0.5
 
@@ -30,9 +30,23 @@ def describe(config: ConfigReader, generation: ConfigReader, architecture: str) 
     )
 
 
+def prediction_layer(description: ModelDescription) -> ModelDescription:
+    """See ``Family.prediction_layer``: it has experts, whatever the first layers have."""
+    moe = description.details
+    assert isinstance(moe, MoEDescription)
+    return dataclasses.replace(
+        description,
+        num_layers=1,
+        sliding_windows=(None,),
+        kv=dataclasses.replace(description.kv, num_layers=1),
+        details=dataclasses.replace(moe, sparse_layers=(True,)),
+    )
+
+
 GLM4_MOE = Family(
     architectures=("Glm4MoeForCausalLM",),
     describe=describe,
     expected_tensors=expected_tensors,
     module="sglang_lite.models.moe_decoder",
+    prediction_layer=prediction_layer,
 )

@@ -9,7 +9,7 @@ from sglang_lite.scheduler.finish import finish_codes
 from sglang_lite.scheduler.outputs import NO_TOKEN
 from sglang_lite.scheduler.request import Request
 from sglang_lite.scheduler.state import InFlight, SchedulerState
-from sglang_lite.types import FinishCode, Int32Array, OutputColumns
+from sglang_lite.types import FinishCode, Int32Array, Int64Array, OutputColumns
 
 NAN_MESSAGE = "NaN happened: the logits of this request were not finite, or its grammar allows no token"
 
@@ -34,7 +34,7 @@ def commit_verified(
         codes[:, step], matched[:, step] = finish_codes(state, sample, generated, grid[:, step])
     ends = (codes != 0) & drawn
     sent = drawn & (np.cumsum(ends, axis=1) - ends == 0) & table.live.take(sample.rows)[:, None]
-    _learn(state, in_flight, counts)
+    _learn(state, in_flight, counts, np.count_nonzero(sent, axis=1))
     row, place = np.nonzero(sent)
     rows = sample.rows[row]
     table.flat_token_ids[sample.base[row] + in_flight.kv_lens[row] + place] = grid[sent]
@@ -62,12 +62,17 @@ def ending_requests(
     return ending
 
 
-def _learn(state: SchedulerState, in_flight: InFlight, counts: Int32Array) -> None:
+def _learn(state: SchedulerState, in_flight: InFlight, counts: Int32Array, sent: Int64Array) -> None:
+    """Adapt the rows' limits, and count; guesses behind a request's end were right but are no part of it.
+
+    Args:
+        sent: int64[S], tokens of each row that go to its client.
+    """
     drafted = in_flight.plan.draft_lens
     if drafted is None or not isinstance(state.decode, DraftingBatch):
         return
     accepted = np.minimum(counts - 1, drafted)
     state.decode.learn(in_flight.sample.rows, drafted, accepted)
     state.counters.drafted_tokens += int(drafted.sum())
-    state.counters.accepted_tokens += int(accepted.sum())
+    state.counters.accepted_tokens += int(np.minimum(accepted, sent).sum())
     state.counters.verified_rows += int(np.count_nonzero(drafted))

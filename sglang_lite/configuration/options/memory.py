@@ -13,6 +13,9 @@ DEFAULT_RESERVED_SLOTS = 512
 DEFAULT_DRAFT_TOKENS = 8
 """Tokens of a request verified in one step, its newest one included, when guesses cost nothing (NGRAM)."""
 
+DRAFT_HEADS = ("eagle", "nextn")
+"""Values of ``--speculative-algorithm`` that guess with a draft head; two names of one thing, as in SGLang."""
+
 DEFAULT_DRAFT_STEPS = 3
 """Tokens that a draft model guesses for a request in one step."""
 
@@ -125,7 +128,8 @@ class MemoryOptions(OptionGroup):
         Option(
             _GROUP,
             "Guess tokens and verify several in one step: NGRAM guesses from the request's own tokens, STANDALONE with "
-            "a draft model.",
+            "a draft model, NEXTN with the multi-token prediction layer of the model's checkpoint, EAGLE with a head "
+            "in a directory of its own.",
             convert=values.lower_text,
         ),
     ] = None
@@ -144,7 +148,7 @@ class MemoryOptions(OptionGroup):
         Text,
         Option(
             _GROUP,
-            "Draft model of STANDALONE: as --model-path, with the served model's tokenizer.",
+            "Draft model of STANDALONE or head of EAGLE: as --model-path, with the served model's tokenizer.",
             aliases=("speculative-draft-model",),
         ),
     ] = None
@@ -152,7 +156,7 @@ class MemoryOptions(OptionGroup):
         Integer,
         Option(
             _GROUP,
-            f"Tokens that the draft model guesses for a request in one step; {DEFAULT_DRAFT_STEPS} by default.",
+            f"Tokens that a draft model or head guesses for a request in one step; {DEFAULT_DRAFT_STEPS} by default.",
             convert=values.integer,
             minimum=1,
             maximum=63,
@@ -168,11 +172,21 @@ class MemoryOptions(OptionGroup):
         return self.num_reserved_decode_tokens
 
     @property
+    def drafts_with_head(self) -> bool:
+        """Whether a draft head guesses from the served model's hidden states."""
+        return self.speculative_algorithm in DRAFT_HEADS
+
+    @property
+    def drafts_with_weights(self) -> bool:
+        """Whether what guesses has weights: a draft model or a draft head."""
+        return self.speculative_algorithm == "standalone" or self.drafts_with_head
+
+    @property
     def guessed_tokens(self) -> int:
         """Tokens guessed for a request in one step; 0 without speculation. The newest token is verified with them."""
         if self.speculative_algorithm is None:
             return 0
-        if self.speculative_algorithm == "standalone":
+        if self.drafts_with_weights:
             limits = [self.speculative_num_steps, (self.speculative_num_draft_tokens or 1) - 1]
             return min([limit for limit in limits if limit], default=DEFAULT_DRAFT_STEPS)
         return (self.speculative_num_draft_tokens or DEFAULT_DRAFT_TOKENS) - 1

@@ -27,6 +27,7 @@ from tests.support.host_device import HostDevice
 from tests.support.kernel_doubles import installed_kernels
 from tests.support.step_plans import PlanMaker, PlannedSequence
 from tests.support.tiny_checkpoints import CASES, save_checkpoint
+from tests.support.tiny_heads import save_eagle_head
 
 WHEELS = {"sglang-kernel": "0.4.10", "flashinfer-python": "0.7.2"}
 
@@ -96,6 +97,18 @@ def test_a_draft_model_shares_the_memory(tiny_llama: Path, first_token: int) -> 
     assert drafted.limits.weight_bytes == 2 * alone.limits.weight_bytes
     # Pages of two equal models, from memory that weights of tiny models hardly change.
     assert drafted.limits.geometry.num_pages == pytest.approx(alone.limits.geometry.num_pages / 2, rel=0.01)
+    geometry = drafted.limits.geometry
+    plan = PlanMaker(geometry.page_size, geometry.num_pages).plan([], [(PlannedSequence(0), [1])])
+    assert drafted.runner.run(plan).tokens.tolist() == [first_token]
+
+
+@pytest.mark.parametrize("algorithm", ["eagle", "nextn"])
+def test_a_draft_head_shares_the_memory(tiny_llama: Path, tmp_path: Path, first_token: int, algorithm: str) -> None:
+    save_eagle_head(tmp_path)
+    alone = build(tiny_llama)
+    drafted = build(tiny_llama, speculative_algorithm=algorithm, speculative_draft_model_path=str(tmp_path))
+    assert drafted.limits.weight_bytes > alone.limits.weight_bytes
+    assert drafted.limits.geometry.num_pages < 0.9 * alone.limits.geometry.num_pages
     geometry = drafted.limits.geometry
     plan = PlanMaker(geometry.page_size, geometry.num_pages).plan([], [(PlannedSequence(0), [1])])
     assert drafted.runner.run(plan).tokens.tolist() == [first_token]

@@ -9,14 +9,25 @@ import numpy as np
 import pytest
 import torch
 
+from sglang_lite.adapters.cpu import CpuOperations
+from sglang_lite.adapters.cuda.operations import CudaOperations
+from sglang_lite.execution.build_draft import HeadPlan
+from sglang_lite.execution.device_head import DeviceHeadPass
 from sglang_lite.execution.device_runner import DeviceRunner
+from sglang_lite.execution.draft_head import HeadDrafter, HostHeadPass
 from sglang_lite.execution.draft_model import DraftModel
 from sglang_lite.execution.model_runner import ModelRunner
+from sglang_lite.models.dense import DenseDecoder
+from sglang_lite.models.description import read_description
+from sglang_lite.models.draft_head import load_draft_head
+from sglang_lite.models.draft_head_config import eagle_head, next_token_head
 from sglang_lite.scheduler import Scheduler, SchedulerConfig
 from sglang_lite.types import RequestFlags
 from tests.support.host_device import HostDevice
+from tests.support.kernel_doubles import HOPPER
 from tests.support.scheduler_driver import request_columns
 from tests.support.tiny_checkpoints import CASES, save_checkpoint
+from tests.support.tiny_heads import add_prediction_layer, save_eagle_head
 from tests.unit.execution.test_device_runner import (
     CONTEXT,
     NUM_PAGES,
@@ -99,3 +110,40 @@ def test_a_draft_model_on_the_device(sampling: dict[str, Any], drafting: str, tm
     assert found == expected
     if drafting == "llama" and not sampling:
         assert accepted > 100, "the model guesses its own tokens"
+
+
+@pytest.mark.parametrize("case", ["deepseek_v3", "glm4_moe", "llama"])
+def test_a_draft_head_on_the_device(case: str, tmp_path: Path) -> None:
+    """It guesses what it guesses on the host, and the output is that of decoding one by one."""
+    target = tmp_path / case
+    save_checkpoint(CASES[case], target)
+    if case == "llama":
+        save_eagle_head(tmp_path / "eagle")
+        description = eagle_head(tmp_path / "eagle", read_description(target))
+    else:
+        add_prediction_layer(target, CASES[case].options["num_hidden_layers"])
+        description = next_token_head(target, read_description(target))
+    plan = HeadPlan(description)
+    expected, _ = generate(host_runner(str(target)), 0, {})
+
+    host = host_runner(str(target))
+    ops = CpuOperations(measure=False)
+    head = load_draft_head(description, model_of(host), ops=ops, dtype=torch.float32, context_length=CONTEXT)
+    shape = plan.hidden_shape(host.geometry, NUM_ROWS, torch.float32, ops.device)
+    host._draft = HeadDrafter(HostHeadPass(head, ops, plan.geometry(host.geometry)), shape)
+    on_host, host_accepted = generate(host, 5, {}, executor_drafts=True)
+
+    device = HostDevice()
+    runner = device_runner(str(target), device)
+    device_ops = CudaOperations(torch.device("cpu"), HOPPER, workspace_bytes=64)
+    head = load_draft_head(description, model_of(runner), ops=device_ops, dtype=torch.float32, context_length=CONTEXT)
+    runner._draft = HeadDrafter(DeviceHeadPass(head, device_ops, device, plan.geometry(runner.geometry)), shape)
+    on_device, device_accepted = generate(runner, 5, {}, executor_drafts=True)
+    assert on_device == on_host == expected
+    assert device_accepted == host_accepted
+
+
+def model_of(runner: ModelRunner | DeviceRunner) -> DenseDecoder:
+    model = runner._model
+    assert isinstance(model, DenseDecoder)
+    return model

@@ -104,7 +104,7 @@ def test_a_start_that_cannot_be_served_says_why(models: dict[str, Path]) -> None
     target = models["qwen3"]
     with pytest.raises(StartupError, match="name it with --speculative-draft-model-path"):
         start(target, speculative_algorithm="STANDALONE")
-    with pytest.raises(StartupError, match="only --speculative-algorithm STANDALONE uses a draft model"):
+    with pytest.raises(StartupError, match="only --speculative-algorithm STANDALONE and EAGLE take one"):
         start(target, speculative_draft_model_path=str(models["llama"]))
     with pytest.raises(StartupError, match="a vocabulary of 2000 tokens"):
         drafting(target, models["foreign"])

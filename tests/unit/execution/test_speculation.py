@@ -129,8 +129,8 @@ def test_draws_without_a_seed_follow_the_model() -> None:
 
 
 def test_what_is_not_built_is_refused_by_name(model: Path) -> None:
-    with pytest.raises(StartupError, match="--speculative-algorithm EAGLE is not supported"):
-        start(model, speculative_algorithm="EAGLE")
+    with pytest.raises(StartupError, match="--speculative-algorithm EAGLE3 is not supported"):
+        start(model, speculative_algorithm="EAGLE3")
 
 
 @pytest.mark.parametrize(
