@@ -141,12 +141,30 @@ NO_ADAPTER = -1
 """Slot of a request, or of a token, that goes through the base model alone."""
 
 
+class TransferParams(msgspec.Struct, frozen=True, array_like=True):
+    """Where the KV of a request comes from, under prefill/decode disaggregation.
+
+    Attributes:
+        host, port: of the prefill side's bootstrap server.
+        room: names the pair of requests, 0 to 2^63 - 1.
+        prefill_dp_rank: the prefill replica that has it; None to find out.
+        rid: the request id, for logs and checksums.
+    """
+
+    host: str
+    port: int
+    room: int
+    prefill_dp_rank: int | None = None
+    rid: str = ""
+
+
 class RequestExtras(msgspec.Struct, frozen=True, kw_only=True):
     """What only few requests carry; the rest of a request is columns.
 
     ``namespace`` separates prefix caches (cache salt, adapter); the empty string is the shared one.
     ``adapter_slot`` says where the request's low-rank adapter is loaded. ``grammar`` names a grammar that was sent
-    before (``grammar.identity``); the empty string is none. ``tenant`` is who pays for the request under fair
+    before (``grammar.identity``); the empty string is none. ``transfer`` says whose KV it waits for, or who waits for
+    its, under prefill/decode disaggregation. ``tenant`` is who pays for the request under fair
     scheduling, and ``tenant_weight`` (> 0) the share that tenant has a right to.
     """
 
@@ -158,6 +176,7 @@ class RequestExtras(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = ""
     tenant: str = ""
     tenant_weight: float = 1.0
+    transfer: TransferParams | None = None
 
 
 EMPTY_EXTRAS = RequestExtras()

@@ -1,4 +1,5 @@
-"""How KV pages travel between servers: one interface, one module per transport.
+"""How KV pages travel between servers: one interface (``base``), one module per transport.
 
-Empty so far: prefill and decode run in one server, and asking for another mode is a start-up error.
+``tcp`` is plain Python over sockets: the reference, and what works without a native library. ``mooncake`` and ``nixl``
+drive the engines of those names. ``factory`` opens one by name.
 """

@@ -1,0 +1,170 @@
+"""What the engine core and the session worker say to each other.
+
+The worker is a thread that owns every socket, transport and session of a core. The core tells it which requests have
+pages to send or to receive, and takes events from it; neither side ever waits for the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sglang_lite.types import Int32Array, TransferParams
+
+FAKE_HOST = "2.2.2.2"
+"""A bootstrap host that nobody has: sessions with it succeed at once, without a peer (warm-up, health checks)."""
+
+MAX_ROOM = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """What the prefill side hands over beside the pages.
+
+    Attributes:
+        token: the first output token.
+        cached_tokens: of the prompt, on the prefill side.
+        finish_code: a ``FinishCode``: not 0 when the first token already ends the request.
+        matched: the stop token that did, or -1.
+        logprob: of the token; None when not asked for.
+        top_logprobs, token_ids_logprobs: (log-probability, token) pairs at its position.
+    """
+
+    token: int
+    cached_tokens: int = 0
+    finish_code: int = 0
+    matched: int = -1
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[float, int], ...] = ()
+    token_ids_logprobs: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReady:
+    """Prefill: every decode rank has said where the pages go, so the prompt may be computed.
+
+    Attributes:
+        decode_prefix_len: tokens that the decode side has already; their pages are not sent.
+    """
+
+    key: int
+    decode_prefix_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KVSent:
+    """Prefill: everything was delivered and confirmed; nobody reads the pages any more."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVArrived:
+    """Decode: all pages and the record are here, checked where checking is on; nobody writes the pages any more."""
+
+    key: int
+    first: FirstToken
+
+
+@dataclass(frozen=True, slots=True)
+class KVFailed:
+    """The session is over without success.
+
+    Attributes:
+        status: HTTP status that the request's client should see.
+        message: what happened, with both ends, for the client and the log.
+        quiesced: nobody reads or writes the pages any more; else ``KVQuiesced`` follows.
+    """
+
+    key: int
+    status: int
+    message: str
+    quiesced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KVQuiesced:
+    """After ``abort`` or a failure: nobody reads or writes the pages any more."""
+
+    key: int
+
+
+Event = PeerReady | KVSent | KVArrived | KVFailed | KVQuiesced
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStats:
+    """A snapshot for metrics, ``/v1/loads`` and ``/poll_transfers``.
+
+    Attributes:
+        by_state: name of a state -> live sessions in it.
+        quarantined: sessions that are over but whose pages may still be touched.
+        bytes, spans, transfers, seconds: sums over completed transfers.
+        retries: submissions and messages that were tried again.
+        failures: reason -> sessions that ended with it.
+        completed_checksums, pending_checksums: descriptor checksums of transfers: the latest ones, and those under way.
+        completed, pending: how many transfers.
+    """
+
+    by_state: dict[str, int] = field(default_factory=dict)
+    quarantined: int = 0
+    bytes: int = 0
+    spans: int = 0
+    transfers: int = 0
+    seconds: float = 0.0
+    retries: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    completed_checksums: tuple[str, ...] = ()
+    pending_checksums: tuple[str, ...] = ()
+    completed: int = 0
+    pending: int = 0
+
+
+class Sessions(Protocol):
+    """What both roles offer. All methods return at once and may be called from one thread."""
+
+    def abort(self, key: int) -> None:
+        """End a session, from whichever state; the other side hears of it. ``KVQuiesced(key)`` follows."""
+
+    def events(self) -> list[Event]:
+        """Take what has happened since the last call, in order."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while events wait."""
+
+    def stats(self) -> SessionStats:
+        """A snapshot."""
+
+    def close(self, grace_s: float) -> None:
+        """End all sessions, free transfers, then unregister memory and leave; waits at most about ``grace_s``."""
+
+
+class PrefillSessions(Sessions, Protocol):
+    """Sessions of the side that computes prompts."""
+
+    def open(self, key: int, rid: str, params: TransferParams, num_tokens: int) -> None:
+        """Expect a decode server for a request, before its prompt of ``num_tokens`` may be computed."""
+
+    def send(self, key: int, first_page: int, pages: Int32Array, last: FirstToken | None = None) -> None:
+        """Send pages that are written; several times, while the prompt is computed in chunks.
+
+        Args:
+            first_page: number of ``pages[0]`` within the sequence; calls follow one another without gap.
+            pages: int32[n], unchanged until ``KVSent`` or ``KVQuiesced``.
+            last: the record, with the final call.
+        """
+
+
+class DecodeSessions(Sessions, Protocol):
+    """Sessions of the side that generates."""
+
+    def open(
+        self, key: int, rid: str, params: TransferParams, pages: Int32Array, num_tokens: int, decode_prefix_len: int
+    ) -> None:
+        """Ask the prefill side for a prompt's KV.
+
+        Args:
+            pages: int32[n], where it goes; the first is that of token ``decode_prefix_len``.
+            num_tokens: of the whole prompt.
+            decode_prefix_len: tokens that are here already, whole pages.
+        """
