@@ -153,7 +153,8 @@ def check_spans(spans: SpanBatch, src_length: int, dst_length: int) -> None:
         wrong = outside(offsets, spans.length, extent)
         if len(wrong):
             first = int(wrong[0])
-            start, stop = int(offsets[first]), int(offsets[first] + spans.length[first])
+            start = int(offsets[first])
+            stop = start + int(spans.length[first])
             raise TransferError(
                 "rejected", f"span {first}: {side} bytes [{start}, {stop}) are outside the region of {extent} bytes"
             )

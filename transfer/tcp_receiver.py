@@ -1,0 +1,171 @@
+"""The receiving half of the ``tcp`` transport: it checks every span, and it alone writes into the regions."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from sglang_lite.transfer.base import Int64Array
+from sglang_lite.transfer.leases import Lease, outside
+from sglang_lite.transfer.tcp_wire import (
+    ACCEPTED,
+    ACK,
+    CALL_SECONDS,
+    GREETING_BYTES,
+    HEADER,
+    INSTANCE_BYTES,
+    MAGIC,
+    REFUSED,
+    Gone,
+    Header,
+    Stopped,
+    memory,
+    receive_all,
+    receive_bytes,
+    send_all,
+)
+
+logger = logging.getLogger(__name__)
+
+_MOST_CONNECTIONS = 1024
+_SCRATCH_BYTES = 1 << 18
+_GREETING_SECONDS = 5.0
+
+
+class Receiver:
+    """Listens, and writes what peers send into open regions.
+
+    Args:
+        host: address to listen at.
+        instance: who this is; a sender that looks for somebody else is sent away.
+        acquire: (region, generation, user) -> the open lease, in use by that user until it leaves, or None.
+        release: the user leaves the lease.
+        deliver: takes (instance of the sender, notification) of a transfer that has arrived.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        instance: str,
+        acquire: Callable[[int, int, object], Lease | None],
+        release: Callable[[Lease, object], None],
+        deliver: Callable[[str, bytes], None],
+    ) -> None:
+        self._instance = instance
+        self._acquire = acquire
+        self._release = release
+        self._deliver = deliver
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=128)
+        self._listener.settimeout(CALL_SECONDS)
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._listen, name="tcp transfer listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop writing, close every connection and wait for their threads."""
+        self._closing.set()
+        self._thread.join()
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join()
+
+    def _listen(self) -> None:
+        with self._listener:
+            while not self._closing.is_set():
+                try:
+                    sock, _ = self._listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError as error:  # out of descriptors, for example: what is connected goes on
+                    logger.warning("tcp transfer: accept failed: %s", error)
+                    self._closing.wait(CALL_SECONDS)
+                    continue
+                with self._lock:
+                    if len(self._threads) >= _MOST_CONNECTIONS:
+                        sock.close()
+                        continue
+                    thread = threading.Thread(
+                        target=self._serve, args=(sock,), name="tcp transfer receiver", daemon=True
+                    )
+                    self._threads.add(thread)
+                thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            with sock:
+                sock.settimeout(_GREETING_SECONDS)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sender = self._greet(sock)
+                if sender is not None:
+                    sock.settimeout(CALL_SECONDS)
+                    while True:
+                        self._receive(sock, sender)
+        except (Gone, Stopped):
+            pass  # the sender hears of it by the end of the connection
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def _greet(self, sock: socket.socket) -> str | None:
+        """The instance of the sender; None when it means somebody else. Ends a connection that says nothing."""
+        data = bytearray()
+        while len(data) < GREETING_BYTES:
+            try:
+                got = sock.recv(GREETING_BYTES - len(data))
+            except OSError as error:
+                raise Gone(str(error)) from error
+            if not got:
+                raise Gone("the connection ended before its greeting")
+            data += got
+        wanted = bytes(data[len(MAGIC) + INSTANCE_BYTES :])
+        if not data.startswith(MAGIC) or wanted != self._instance.encode():
+            return None
+        return bytes(data[len(MAGIC) : len(MAGIC) + INSTANCE_BYTES]).decode("ascii", "replace")
+
+    def _receive(self, sock: socket.socket, sender: str) -> None:
+        """One transfer. Its bytes are read whatever is wrong with it, so that the next one can follow."""
+        header = Header.decode(receive_bytes(sock, HEADER.size, self._closing.is_set))
+        notify = bytes(receive_bytes(sock, header.notify_bytes, self._closing.is_set))
+        raw = receive_bytes(sock, 16 * header.num_spans, self._closing.is_set)
+        spans: Int64Array = np.frombuffer(raw, dtype="<i8").reshape(-1, 2).astype(np.int64)
+        if len(spans) and int(spans[:, 1].min()) < 1:
+            raise Gone("a span without bytes")
+        user = object()
+        lease = self._acquire(header.region_id, header.generation, user)
+        try:
+            accepted = lease is not None and not len(outside(spans[:, 0], spans[:, 1], lease.length))
+            if accepted and lease is not None:
+                receive_all(sock, _targets(lease, spans), self._closing.is_set)
+            else:
+                receive_all(sock, _nowhere(spans), self._closing.is_set)
+        finally:
+            if lease is not None:
+                self._release(lease, user)
+        if accepted and notify:
+            self._deliver(sender, notify)
+        answer = ACK.pack(header.transfer, ACCEPTED if accepted else REFUSED)
+        send_all(sock, iter([memoryview(answer)]), self._closing.is_set)
+
+
+def _targets(lease: Lease, spans: Int64Array) -> Iterator[memoryview]:
+    whole = memory(lease.addr, lease.length)
+    for offset, length in spans.tolist():
+        yield whole[offset : offset + length]
+
+
+def _nowhere(spans: Int64Array) -> Iterator[memoryview]:
+    """Scratch memory, as often as it takes."""
+    scratch = memoryview(bytearray(_SCRATCH_BYTES))
+    for length in spans[:, 1].tolist():
+        while length > 0:
+            yield scratch[: min(length, _SCRATCH_BYTES)]
+            length -= _SCRATCH_BYTES
