@@ -40,9 +40,8 @@ async def reply_with_events(request: web.Request, merged: MergedStream, writer: 
         RequestError: the request failed before anything was sent.
         ConnectionError: the client left; the sequences are aborted.
     """
-    stream = EventStream(request)
     started = False
-    async with merged:
+    async with EventStream(request) as stream, merged:
         try:
             async for index, output in merged:
                 for event in writer.events(index, output):

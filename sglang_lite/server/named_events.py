@@ -39,9 +39,8 @@ async def reply_with_named_events(
         RequestError: the request failed before anything was sent.
         ConnectionError: the client left; the sequence is aborted.
     """
-    stream = EventStream(request)
     started = False
-    async with merged:
+    async with EventStream(request) as stream, merged:
         try:
             async for _, output in merged:
                 if not started:

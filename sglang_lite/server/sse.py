@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from aiohttp import web
 
+from sglang_lite.server.context import context_of
 from sglang_lite.server.errors import encode_json
+from sglang_lite.server.stalled_reader import StalledReaderWatch
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _DONE = b"data: [DONE]\n\n"
@@ -19,13 +22,25 @@ class EventStream:
     """A ``text/event-stream`` reply.
 
     ``send`` returns when the bytes are on their way or the backlog is small: a reader that is slower than the model
-    makes the caller wait, and the caller then sends the newest snapshot instead of every one in between.
+    makes the caller wait, and the caller then sends the newest snapshot instead of every one in between. One that
+    does not read at all loses its connection after ``--stream-stall-timeout``. Use it as an asynchronous context
+    manager.
     """
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
         self._response = web.StreamResponse(headers=_HEADERS)
         self._response.content_type = "text/event-stream"
+        self._watch: StalledReaderWatch | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watch is not None:
+            self._watch.close()
 
     async def start(self) -> None:
         """Send status 200 and the headers."""
@@ -36,6 +51,9 @@ class EventStream:
             low_water = getattr(socket, "TCP_NOTSENT_LOWAT", None)
             if low_water is not None and connection is not None and connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, low_water, _BACKLOG_BYTES)
+            limit = context_of(self._request).config.stream_stall_timeout
+            if limit:
+                self._watch = StalledReaderWatch(transport, limit, self._request.path)
         await self._response.prepare(self._request)
 
     async def send(self, value: Any) -> None:
@@ -60,10 +78,20 @@ class EventStream:
         await self._write(_DONE)
 
     async def _write(self, frame: bytes) -> None:
+        watch = self._watch
+        if watch is None:
+            await self._response.write(frame)
+            await self._request.writer.drain()
+            return
+        watch.writes += 1
+        watch.is_writing = True
         await self._response.write(frame)
         await self._request.writer.drain()
+        watch.is_writing = False
 
     async def finish(self) -> web.StreamResponse:
         """End the body; the response to return from the handler."""
+        if self._watch is not None:
+            self._watch.is_writing = True
         await self._response.write_eof()
         return self._response

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 
-from tests.support.server import LocalServer, greedy, read_event
+from tests.support.server import LocalServer, greedy, local_server, read_event
 
 
 @asynccontextmanager
@@ -175,6 +178,35 @@ async def test_slow_readers_get_everything(server: LocalServer) -> None:
     assert all(b'"text":"' + expected + b'"' in result for result in results)
     # Without coalescing 900 cumulative events are more than 3 MB each.
     assert max(map(len, results)) < 2_500_000
+
+
+async def test_a_reader_that_stalls_loses_its_stream(chain_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The stalled stream is ended and everything it held is free; one beside it that reads slowly ends as usual."""
+    options: dict[str, Any] = {"page_size": 1, "max_total_tokens": 8192, "disable_radix_cache": True}
+    body = greedy("A", {"max_new_tokens": 900, "ignore_eos": True})
+    async with local_server(chain_model, stream_stall_timeout=1.0, **options) as server:
+        before = (await server.idle())["available_cache_pages"]
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.setblocking(False)
+        loop, address = asyncio.get_running_loop(), urlsplit(server.url)
+        with connection:
+            await loop.sock_connect(connection, (address.hostname, address.port))
+            # Many choices: more than the buffers on the way hold.
+            data = json.dumps({**body, "stream": True, "sampling_params": {**body["sampling_params"], "n": 4}}).encode()
+            head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+            await loop.sock_sendall(connection, head.encode() + data)
+            slow = await read_slowly(server, body, 1024, 0.25)
+            assert b"data: [DONE]" in slow
+            async with asyncio.timeout(10):
+                await server.context.idle.wait()
+            assert (await server.idle())["available_cache_pages"] == before
+            received = bytearray()
+            with pytest.raises(ConnectionResetError):
+                while part := await loop.sock_recv(connection, 65536):
+                    received += part
+            assert b"[DONE]" not in received
+    assert "has read nothing for 1 s" in caplog.text
 
 
 @pytest.mark.parametrize("stage", ["mid-stream", "before-the-first-chunk", "unary", "several-samples"])

@@ -60,6 +60,15 @@ class HttpOptions(OptionGroup):
         bool, Option(_GROUP, "Let /generate return hidden states (return_hidden_states).")
     ] = False
     enable_cache_report: Annotated[bool, Option(_GROUP, "Accepted; OpenAI usage always reports cached tokens.")] = False
+    stream_stall_timeout: Annotated[
+        float,
+        Option(
+            _GROUP,
+            "Seconds after which a stream whose client reads nothing is ended; 0 is never.",
+            convert=values.number,
+            minimum=0,
+        ),
+    ] = 60.0
     drain_timeout: Annotated[
         float, Option(_GROUP, "Seconds that running requests get after SIGTERM.", convert=values.number, minimum=0)
     ] = 30.0
