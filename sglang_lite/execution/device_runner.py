@@ -28,7 +28,7 @@ from sglang_lite.execution.device_inputs import (
 )
 from sglang_lite.execution.device_sampler import DeviceSampler
 from sglang_lite.execution.draft_model import Drafter
-from sglang_lite.execution.grammar_masks import ConstrainedStep, GrammarMasks, Matchers, advance
+from sglang_lite.execution.grammar_masks import NO_GUESSES, ConstrainedStep, GrammarMasks, Guesses, Matchers, advance
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
 from sglang_lite.execution.model_adapters import ModelAdapters
@@ -188,9 +188,10 @@ class DeviceRunner:
             draws.suppressed,
             plan.resumed,
             draws.matchers,
+            draws.guesses,
         )
         on_host = drawn.int().cpu().numpy()
-        advance(draws.matchers, on_host)
+        advance(draws.matchers, on_host, draws.guesses)
         tokens, counts = draws.accept(plan, on_host)
         if self._draft is not None:
             self._draft.observe(plan, forwarded.hidden, draws.newest(plan, counts))
@@ -297,6 +298,7 @@ class DeviceRunner:
         suppressed: dict[int, tuple[int, ...]],
         resumed: dict[int, Int32Array],
         matchers: Matchers,
+        guesses: Guesses = NO_GUESSES,
     ) -> Tensor:
         """Tokens int64[S], the same on every rank."""
         if self._parallel.rank == 0:
@@ -304,7 +306,7 @@ class DeviceRunner:
                 if self._constrained is not None:
                     self._constrained.result()
                     self._constrained = None
-                suppressed = self._masks.apply(logits, matchers, suppressed)
+                suppressed = self._masks.apply(logits, matchers, suppressed, guesses)
             tokens = self._sampler.sample(logits, columns, rows, device_rows, generated, suppressed, resumed)
         else:
             tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)

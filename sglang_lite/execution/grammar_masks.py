@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -21,6 +22,10 @@ Matchers = dict[int, TokenMatcher]
 
 Suppressed = dict[int, tuple[int, ...]]
 
+Guesses = Mapping[int, Sequence[int]]
+
+NO_GUESSES: Guesses = MappingProxyType({})
+
 
 class GrammarMasks:
     """Masks of one executor.
@@ -34,36 +39,59 @@ class GrammarMasks:
         self._width = bitmask_width(vocab_size)
         self._upload = upload
 
-    def apply(self, logits: Tensor, matchers: Matchers, suppressed: Suppressed) -> Suppressed:
+    def apply(
+        self, logits: Tensor, matchers: Matchers, suppressed: Suppressed, guesses: Guesses = NO_GUESSES
+    ) -> Suppressed:
         """Set the logits of forbidden tokens to -inf, in place, in one operation for all rows.
 
         Args:
             logits: float32[N, V].
             suppressed: row -> tokens that may not be drawn yet (ends before ``min_new_tokens``).
+            guesses: row -> tokens; the k-th row behind it is masked as if the first k of them had been drawn. Rows
+                behind one that its grammar forbids are not masked: a draw before them ends the chain.
 
         Returns:
             ``suppressed`` without the rows whose grammar allows nothing else: a complete text has to end.
         """
         if not matchers:
             return suppressed
-        rows = np.array(list(matchers), dtype=np.int32)
         bits: Int32Array = np.full((logits.shape[0], self._width), UNDECIDED, dtype=np.int32)
+        masked: list[int] = []
         for row, matcher in matchers.items():
-            matcher.fill(bits[row])
+            count = _fill_chain(matcher, bits[row:], guesses.get(row, ()))
+            masked += range(row, row + count)
+        rows = np.array(masked, dtype=np.int32)
         self._ops.apply_bitmask(logits, self._upload(bits), self._upload(rows))
         finished = {row for row in matchers if row in suppressed and not _allows_other(bits[row], suppressed[row])}
         return {row: ids for row, ids in suppressed.items() if row not in finished} if finished else suppressed
 
 
-def advance(matchers: Matchers, tokens: Int32Array) -> None:
+def _fill_chain(matcher: TokenMatcher, bits: Int32Array, guesses: Sequence[int]) -> int:
+    """Fill the masks of a row and of those behind its guesses; returns how many. The matcher is left as it was."""
+    matcher.fill(bits[0])
+    taken = 0
+    for token in guesses:
+        if not matcher.accept(token):
+            break
+        taken += 1
+        matcher.fill(bits[taken])
+    matcher.rollback(taken)
+    return taken + 1
+
+
+def advance(matchers: Matchers, tokens: Int32Array, guesses: Guesses = NO_GUESSES) -> None:
     """Tell the matchers what was drawn for their rows: ``tokens`` int32[N], changed in place where that is impossible.
 
-    A row that ended in the step before is drawn once more, because plans are made ahead; nobody sees that token.
+    A row that ended in the step before is drawn once more, because plans are made ahead; nobody sees that token. Of
+    draws that confirm guesses, those up to the first that does not are the row's.
     """
     for row, matcher in matchers.items():
-        token = int(tokens[row])
-        if token != NO_TOKEN and not matcher.is_terminated and not matcher.accept(token):
-            tokens[row] = NO_TOKEN
+        for draw, guess in enumerate((*guesses.get(row, ()), NO_TOKEN), row):
+            token = int(tokens[draw])
+            if token != NO_TOKEN and not matcher.is_terminated and not matcher.accept(token):
+                tokens[draw] = NO_TOKEN
+            if tokens[draw] != guess:
+                break
 
 
 class ConstrainedStep:

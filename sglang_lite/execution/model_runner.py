@@ -101,13 +101,13 @@ class ModelRunner:
         first = torch.from_numpy(draws.starts)  # rows with scores have one draw
         raw_logits = self._scorer.keep_raw(plan, logits.index_select(0, first)) if plan.logprobs else None
         if self._parallel.rank == 0:
-            suppressed = self._masks.apply(logits, draws.matchers, draws.suppressed)
+            suppressed = self._masks.apply(logits, draws.matchers, draws.suppressed, draws.guesses)
             drawn = self._sampler.sample(logits, draws.columns, draws.rows, draws.generated, suppressed, plan.resumed)
         else:
             drawn = torch.empty(len(draws.tokens), dtype=torch.int64, device=logits.device)
         drawn = self._parallel.broadcast(drawn)
         on_host = drawn.int().cpu().numpy()
-        advance(draws.matchers, on_host)
+        advance(draws.matchers, on_host, draws.guesses)
         tokens, counts = draws.accept(plan, on_host)
         if self._draft is not None:
             self._draft.observe(plan, hidden, draws.newest(plan, counts))

@@ -26,7 +26,8 @@ class Verification:
         starts: int64[S], where they begin among the draws.
         tokens: int64[N], the token of the step whose hidden state each draw comes from.
         columns, rows, generated, suppressed: as the sampler takes them, for every draw.
-        matchers: draw -> matcher; rows with a grammar have one draw.
+        matchers: first draw of a row -> matcher.
+        guesses: first draw of a row with a matcher -> the tokens that its draws are to confirm.
     """
 
     counts: Int64Array
@@ -37,6 +38,7 @@ class Verification:
     generated: Int32Array
     suppressed: dict[int, tuple[int, ...]]
     matchers: dict[int, TokenMatcher]
+    guesses: dict[int, list[int]]
 
     def accept(self, plan: StepPlan, drawn: Int32Array) -> tuple[Int32Array, Int32Array]:
         """What is left of the draws int32[N]: the tokens of one row after the other, and int32[S], how many each has.
@@ -73,15 +75,21 @@ def verification_of(plan: StepPlan, draft_lens: Int32Array) -> Verification:
     starts = ends - counts
     offsets = np.arange(int(ends[-1])) - np.repeat(starts, counts)
     last = np.cumsum(plan.query_lens, dtype=np.int64)[plan.sample_index]
+    tokens = np.repeat(last - counts, counts) + offsets
+    guesses = {
+        int(starts[position]): plan.input_ids[last[position] - counts[position] + 1 : last[position]].tolist()
+        for position in plan.matchers
+    }
     return Verification(
         counts=counts,
         starts=starts,
-        tokens=np.repeat(last - counts, counts) + offsets,
+        tokens=tokens,
         columns=_repeat_columns(plan.sampling, counts, starts),
         rows=np.repeat(plan.rows[plan.sample_index], counts),
         generated=np.repeat(plan.generated, counts) + offsets.astype(np.int32),
         suppressed={int(starts[position]): ids for position, ids in plan.suppressed.items()},
         matchers={int(starts[position]): matcher for position, matcher in plan.matchers.items()},
+        guesses=guesses,
     )
 
 

@@ -47,6 +47,15 @@ class TokenMatcher(Protocol):
         Bit ``t % 32`` of word ``t // 32`` is 1 where token t is allowed. After the end every token is.
         """
 
+    def rollback(self, count: int) -> None:
+        """Take back the last ``count`` tokens that were accepted."""
+
+    def forced(self) -> list[int]:
+        """Tokens of the text that has to follow, empty where there is a choice.
+
+        They spell that text in one of the ways the vocabulary has; the model may prefer another, so they are a guess.
+        """
+
     @property
     def is_terminated(self) -> bool:
         """An end token was accepted: the sequence is over."""

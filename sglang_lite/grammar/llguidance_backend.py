@@ -122,6 +122,16 @@ class _Matcher:
         bits.fill(0)
         bits[: len(mask)] = mask[: len(bits)]
 
+    def rollback(self, count: int) -> None:
+        if count and self._terminated:  # the library was not told of the end
+            self._terminated = False
+            count -= 1
+        if count:
+            self._matcher.rollback(count)
+
+    def forced(self) -> list[int]:
+        return [] if self._terminated else list(self._matcher.compute_ff_tokens())
+
     @property
     def is_terminated(self) -> bool:
         return self._terminated
@@ -140,7 +150,7 @@ class _Tokens:
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Greedy, longest token first: used for forced tokens only, which nothing here asks for."""
+        """Greedy, longest token first: used for forced tokens only."""
         ids = []
         place = 0
         while place < len(text):

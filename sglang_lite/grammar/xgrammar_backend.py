@@ -118,6 +118,14 @@ class _Matcher:
         if self._terminated or not self._matcher.fill_next_token_bitmask(bits.reshape(1, -1), 0):
             bits.fill(UNDECIDED)
 
+    def rollback(self, count: int) -> None:
+        if count:
+            self._matcher.rollback(count)
+            self._terminated = False
+
+    def forced(self) -> list[int]:
+        return [] if self._terminated else list(self._matcher.find_jump_forward_tokens())
+
     @property
     def is_terminated(self) -> bool:
         return self._terminated

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from sglang_lite.scheduler.config import SchedulerConfig
 from sglang_lite.scheduler.decode import DecodeBatch, DecodeStep
@@ -19,7 +20,7 @@ from sglang_lite.scheduler.request import Special
 from sglang_lite.scheduler.table import RequestTable
 from sglang_lite.types import Int32Array, Int64Array
 
-_NEVER_DRAFTED = Special.LOGPROBS | Special.PENALTIES | Special.MIN_TOKENS | Special.GRAMMAR
+_NEVER_DRAFTED = Special.LOGPROBS | Special.PENALTIES | Special.MIN_TOKENS
 """Rows whose draw depends on the draws before it in more than their tokens are decoded one token at a time."""
 
 
@@ -61,6 +62,8 @@ class DraftingBatch(DecodeBatch):
         self._most = most = config.draft_tokens
         self._verified_tokens = config.verified_tokens
         self._index = None if config.executor_drafts else NgramIndex(table)
+        # What the executor guesses knows no grammar.
+        self._never = _NEVER_DRAFTED | Special.GRAMMAR if config.executor_drafts else _NEVER_DRAFTED
         self._allowed: Int32Array = np.full(table.capacity, most, dtype=np.int32)
         self._lens: Int32Array = np.empty(0, dtype=np.int32)
         self._guesses: Int32Array = np.empty((0, most), dtype=np.int32)
@@ -93,15 +96,31 @@ class DraftingBatch(DecodeBatch):
         if share and self._index is not None:  # what is not indexed now is when there is room for guesses again
             self._index.extend(rows, lengths)
             has_draft, guesses = self._index.draft(rows, lengths, self._most)
+        allowed = self._allowed.take(rows)
+        if share and self._index is not None:
+            self._force(rows, has_draft, guesses, allowed)
         # The step itself draws one token more than it guesses.
-        lens = np.minimum(np.minimum(self._allowed.take(rows), share), limits - generated - 1)
-        lens = np.where(has_draft & ((table.special.take(rows) & _NEVER_DRAFTED) == 0), np.maximum(lens, 0), 0)
+        lens = np.minimum(np.minimum(allowed, share), limits - generated - 1)
+        lens = np.where(has_draft & ((table.special.take(rows) & self._never) == 0), np.maximum(lens, 0), 0)
         order = np.argsort(lens > 0, kind="stable")
         self.rows, self.limits = _same_or(self.rows, rows[order]), limits[order]
         self.kv_lens, self.generated = (lengths - 1)[order].astype(np.int32), generated[order].astype(np.int32)
         self.slots = np.zeros(len(rows), dtype=np.int64)
         self._lens, self._guesses = lens[order].astype(np.int32), guesses[order]
         self.stale = False
+
+    def _force(
+        self, rows: Int32Array, has_draft: npt.NDArray[np.bool_], guesses: Int32Array, allowed: Int32Array
+    ) -> None:
+        """Where a grammar leaves one text to go on with, that is the guess, however lucky the row was before."""
+        for place in np.flatnonzero(self._table.special.take(rows) & Special.GRAMMAR).tolist():
+            request = self._table.requests[rows[place]]
+            if request is None or request.matcher is None:
+                continue
+            forced = request.matcher.forced()[: self._most]
+            if forced:
+                guesses[place, : len(forced)] = forced
+                has_draft[place], allowed[place] = True, len(forced)
 
     def page_starts(self) -> Int64Array:
         """int64[k]: positions in the batch of the rows that own no slot for their newest token."""

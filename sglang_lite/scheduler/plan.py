@@ -108,9 +108,10 @@ class StepPlan:
             its input ids); None when nobody guesses. Such a row draws a token for each token fed, as long as the
             draws confirm the guesses.
         adapter_slots: int32[B], slot of each row's low-rank adapter or ``NO_ADAPTER``; None when no row has one.
-        matchers: sampling position -> matcher of a row with a grammar. Only the executor that draws the tokens uses
+        matchers: sampling position -> matcher of a row with a grammar. Only the executor that draws the tokens moves
             them, plan after plan: it masks what a matcher forbids and tells it what was drawn. So the scheduler plans
-            ahead as ever, and a grammar costs the other rows nothing but the time of its mask. Such rows never guess.
+            ahead as ever, and a grammar costs the other rows nothing but the time of its mask. Where plans are not
+            made ahead, the scheduler asks a matcher between two of them for the text that it forces.
     """
 
     step: int

@@ -16,12 +16,20 @@ class ScriptedMatcher:
 
     def __init__(self, *tokens: int) -> None:
         self.left = list(tokens)
+        self._taken: list[int] = []
 
     def accept(self, token: int) -> bool:
         if not self.left or token != self.left[0]:
             return False
-        self.left.pop(0)
+        self._taken.append(self.left.pop(0))
         return True
+
+    def rollback(self, count: int) -> None:
+        for _ in range(count):
+            self.left.insert(0, self._taken.pop())
+
+    def forced(self) -> list[int]:
+        return list(self.left)
 
     def fill(self, bits: Int32Array) -> None:
         bits.fill(0 if self.left else -1)
