@@ -74,12 +74,15 @@ class KVFailed:
         status: HTTP status that the request's client should see.
         message: what happened, with both ends, for the client and the log.
         quiesced: nobody reads or writes the pages any more; else ``KVQuiesced`` follows.
+        reason: one word for metrics; those of ``transfer.base.REASONS``, or ``handshake``, ``timeout``, ``duplicate``,
+            ``peer_failed``, ``peer_aborted``.
     """
 
     key: int
     status: int
     message: str
     quiesced: bool
+    reason: str = "engine"
 
 
 @dataclass(frozen=True, slots=True)
