@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 
@@ -49,6 +50,8 @@ def main(build: Build) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(levelname)s %(name)s: %(message)s")
     launch = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=LaunchMessage)
+    # What this process makes for a while lies where the front removes it, however the process ends.
+    tempfile.tempdir = launch.directory
     threading.Thread(target=_leave_with_front, args=(launch.directory,), name="front-watch", daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     transport = ZmqTransport(context, launch.ingress, launch.egress)

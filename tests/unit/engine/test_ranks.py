@@ -90,7 +90,7 @@ async def test_a_rank_killed_while_it_computes_ends_every_request_with_its_name(
 
 
 def rank_directories() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("sglang-lite-ranks-*"))
+    return set(Path(tempfile.gettempdir()).rglob("sglang-lite-ranks-*"))
 
 
 async def test_a_rank_killed_while_nothing_runs_ends_the_replica(model: Path) -> None:
@@ -104,6 +104,25 @@ async def test_a_rank_killed_while_nothing_runs_ends_the_replica(model: Path) ->
         assert "tensor parallel rank 1" in engine.failure
         assert "SIGKILL" in engine.failure
     assert rank_directories() <= before
+
+
+async def test_nothing_is_left_of_a_core_killed_together_with_its_ranks(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody but the front can remove anything then. The paths of sockets are short, pytest's are not."""
+    own = tempfile.mkdtemp(prefix="sgl-")
+    monkeypatch.setattr(tempfile, "tempdir", own)
+    async with await AsyncEngine.start(ServerConfig(**options(model, tp_size=2)), timeout=60) as engine:
+        (private,) = Path(own).iterdir()
+        assert list(private.glob("sglang-lite-ranks-*"))
+        (rank,) = ranks_of(engine)
+        core = psutil.Process(engine.info.process_id)
+        for process in (core, rank):
+            process.suspend()
+        for process in (rank, core):
+            process.kill()
+        await wait_for_death(engine)
+    os.rmdir(own)  # it is empty
 
 
 async def test_the_ranks_leave_with_a_killed_core(model: Path) -> None:
