@@ -32,10 +32,16 @@ fastest for all of them, and far better than packing for few rows."""
 _CHECKED_ROWS = (1, 3, 16, 33, 64, 100, 300)
 """Row counts at which a packed product must equal torch's own before the layout is considered."""
 
+_CHECKED_OUTPUTS = 1000
+"""Output features of that product at most: many tiles of any kernel, and the end of one."""
+
 _COPIES_BYTES = 32 << 20
 """Weights measured in turn add up to about this much: in a step every weight comes from memory, not from a cache."""
 
 _MAX_COPIES = 24
+
+_MEMORY_BOUND_ROWS = 32
+"""Up to about this many rows, a product waits for its weight."""
 
 _REPEATS = 4
 _SECONDS_PER_ROW_COUNT = 0.12
@@ -120,6 +126,7 @@ def agrees_with_torch(layout: Layout, weight: Tensor) -> bool:
     MKL documents its packing for one row count. That a packed weight serves any other as well is what every version
     was seen to do, not a promise, so it is tried out before it is relied on.
     """
+    weight = weight[:_CHECKED_OUTPUTS]
     converted = layout.convert(weight)
     for rows in _CHECKED_ROWS:
         x = torch.linspace(-1.0, 1.0, rows * weight.shape[1], dtype=weight.dtype).view(rows, -1)
@@ -171,6 +178,8 @@ class LinearCalibration:
         layouts = available_layouts(weight.dtype, shared=shared)
         if not self._measure or weight.numel() < _MIN_WEIGHTS:
             return layouts[0]
+        # A larger weight (an output projection) is a taller one of the same kind: its first rows tell as much.
+        weight = weight[: max(1, _COPIES_BYTES // (weight.shape[1] * weight.element_size()))]
         bias = torch.zeros(weight.shape[0], dtype=weight.dtype) if has_bias else None
         copies = max(1, min(_MAX_COPIES, _COPIES_BYTES // (weight.numel() * weight.element_size())))
         layouts = [layout for layout in layouts if layout.name != "packed" or agrees_with_torch(layout, weight)]
@@ -180,7 +189,9 @@ class LinearCalibration:
         for rows in ROW_BUCKETS:
             x = torch.randn(rows, weight.shape[1]).to(weight.dtype)
             deadline = time.perf_counter() + _SECONDS_PER_ROW_COUNT
-            timings.append(time_layouts(layouts, weights, x, bias, deadline))
+            # With many rows the arithmetic decides, wherever the weight comes from.
+            used = max(1, copies * _MEMORY_BOUND_ROWS // max(rows, _MEMORY_BOUND_ROWS))
+            timings.append(time_layouts(layouts, [copied[:used] for copied in weights], x, bias, deadline))
         return choose_layout(layouts, timings)
 
 
