@@ -171,3 +171,6 @@ class DecodeSessions(Sessions, Protocol):
             num_tokens: of the whole prompt.
             decode_prefix_len: tokens that are here already, whole pages.
         """
+
+    def refuse(self, rid: str, params: TransferParams, message: str) -> None:
+        """Tell the prefill side that a request which was never opened will not come; no event follows."""

@@ -98,7 +98,11 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Decode to prefill: write no more; answer when nothing can be written any more."""
+    """Decode to prefill: write no more; answer when nothing can be written any more.
+
+    Attributes:
+        target: the instance that is meant; another one behind its address answers, but ends nothing.
+    """
 
     room: int
     ip: str
@@ -106,11 +110,12 @@ class Abort:
     generation: int
     instance: str
     message: str = ""
+    target: str = ""
 
     def frames(self) -> list[bytes]:
         """Field by field."""
         head = [ABORT, _text(self.room), self.ip.encode(), _text(self.port), _text(self.generation)]
-        return [*head, self.instance.encode(), self.message.encode()]
+        return [*head, self.instance.encode(), self.message.encode(), self.target.encode()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +203,7 @@ def decode_for_prefill(frames: list[bytes]) -> Message | None:
         return _register(frames)
     if kind == ABORT:
         _at_least(frames, 6)
-        names = (_string(frames[5]), _string(frames[6]) if len(frames) > 6 else "")
+        names = [_string(frame) for frame in frames[5:8]]
         return Abort(_room(frames[1]), _string(frames[2]), _port(frames[3]), _number(frames[4]), *names)
     if kind == AUX_ACK:
         _at_least(frames, 5)

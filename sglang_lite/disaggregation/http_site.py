@@ -31,10 +31,10 @@ class HttpSite:
         Raises:
             OSError: the port is taken, or the address is not of this machine.
         """
-        runner = web.AppRunner(self._app, access_log=None, handle_signals=False)
+        runner = web.AppRunner(self._app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await runner.setup()
         try:
-            await web.TCPSite(runner, self._host, self._wanted, shutdown_timeout=0.5).start()
+            await web.TCPSite(runner, self._host, self._wanted).start()
         except OSError:
             await runner.cleanup()
             raise

@@ -1,0 +1,159 @@
+"""What a decode worker knows of prefill servers: their topology, and where their ranks listen."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+
+from sglang_lite.disaggregation.bootstrap_client import BootstrapClient, HandshakeError, RankAddress, TopologyInfo
+from sglang_lite.disaggregation.pool_memory import PoolMemory
+from sglang_lite.types import TransferParams
+
+MOST_SERVERS = 4096
+FRESH_SECONDS = 1.0
+"""Older knowledge is checked again before it is used, since another process may be behind the address by now."""
+
+_QUICK_ATTEMPTS = 3
+_BETWEEN_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class PrefillServer:
+    """One bootstrap server. ``checked`` is when it was last known to be the one we know."""
+
+    host: str
+    port: int
+    info: TopologyInfo
+    checked: float
+    ranks: dict[tuple[int, int], RankAddress] = field(default_factory=dict)
+    health_failures: int = 0
+    health_instance: str | None = None
+
+
+class PrefillDirectory:
+    """Asks bootstrap servers, and remembers.
+
+    Args:
+        tp_rank, tp_size: of this worker.
+        kv_replicated: any rank of the prefill server will do.
+    """
+
+    def __init__(
+        self, client: BootstrapClient, memory: PoolMemory, tp_rank: int, tp_size: int, kv_replicated: bool
+    ) -> None:
+        self._client, self._memory = client, memory
+        self._tp_rank, self._tp_size, self._replicated = tp_rank, tp_size, kv_replicated
+        self._servers: dict[tuple[str, int], PrefillServer] = {}
+        self._busy: dict[tuple[str, int], asyncio.Lock] = {}
+
+    def servers(self) -> list[PrefillServer]:
+        """Those that are known."""
+        return list(self._servers.values())
+
+    def forget(self, host: str, port: int) -> None:
+        """Ask again next time."""
+        self._servers.pop((host, port), None)
+        self._busy.pop((host, port), None)
+
+    def confirm(self, host: str, port: int, now: float) -> None:
+        """It has just been heard."""
+        server = self._servers.get((host, port))
+        if server is not None:
+            server.checked = max(server.checked, now)
+
+    async def find(self, params: TransferParams, patience: float, *, must_fit: bool = True) -> RankAddress:
+        """Where the rank listens that has, or will have, a request's KV.
+
+        Args:
+            patience: seconds to wait for ranks that have not registered.
+            must_fit: its pages have to be of use here.
+
+        Raises:
+            HandshakeError: nobody answers, or what is answered does not fit to this server.
+        """
+        try:
+            server = await self._server(params.host, params.port, patience)
+            if must_fit:
+                self.check(server.info)
+            dp_rank = await self._dp_rank(server, params)
+            tp_rank = self._tp_rank % server.info.attn_tp_size
+            address = server.ranks.get((dp_rank, tp_rank))
+            if address is None:
+                address = await self._client.rank(params.host, params.port, dp_rank, tp_rank)
+                server.ranks[dp_rank, tp_rank] = address
+        except msgspec.MsgspecError as error:
+            raise HandshakeError(
+                f"bootstrap server {params.host}:{params.port} answers in another form: {error}"
+            ) from error
+        return address
+
+    def check(self, info: TopologyInfo) -> None:
+        """Whether a prefill server's pages can be used here.
+
+        Raises:
+            HandshakeError: they cannot.
+        """
+        memory = self._memory
+        if info.page_size is not None and info.page_size != memory.page_size:
+            raise HandshakeError(
+                f"Page size mismatch: prefill server has page_size={info.page_size}, but decode server has "
+                f"page_size={memory.page_size}; start both with one --page-size"
+            )
+        if info.kv_cache_dtype not in (None, memory.dtype):
+            raise HandshakeError(
+                f"KV cache dtype mismatch: prefill server has {info.kv_cache_dtype}, but decode server has "
+                f"{memory.dtype}; start both with one --kv-cache-dtype"
+            )
+        if info.attn_tp_size != self._tp_size and not self._replicated:
+            raise HandshakeError(
+                f"tensor-parallel size mismatch: prefill server has {info.attn_tp_size}, decode server {self._tp_size}"
+            )
+        if info.kv_layout not in (None, memory.layout):
+            raise HandshakeError(
+                f"KV layout mismatch: prefill server has {info.kv_layout}, but decode server has {memory.layout}; "
+                f"both must serve the same model"
+            )
+
+    async def _server(self, host: str, port: int, patience: float) -> PrefillServer:
+        loop = asyncio.get_running_loop()
+        key = (host, port)
+        async with self._busy.setdefault(key, asyncio.Lock()):
+            server = self._servers.get(key)
+            if server is not None and loop.time() - server.checked < FRESH_SECONDS:
+                return server
+            info = await self._ask(host, port, loop.time() + patience)
+            if server is None or server.info != info:
+                while len(self._servers) >= MOST_SERVERS:
+                    self.forget(*next(iter(self._servers)))
+                server = self._servers[key] = PrefillServer(host, port, info, loop.time())
+            server.checked = loop.time()
+            return server
+
+    async def _ask(self, host: str, port: int, until: float) -> TopologyInfo:
+        loop = asyncio.get_running_loop()
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._client.topology(host, port)
+            except HandshakeError as error:
+                # Ranks that have not registered are worth waiting for; a server that is not there is not, for long.
+                if loop.time() > until or (attempt >= _QUICK_ATTEMPTS and " answers 503" not in str(error)):
+                    raise
+            await asyncio.sleep(_BETWEEN_SECONDS)
+
+    async def _dp_rank(self, server: PrefillServer, params: TransferParams) -> int:
+        if params.prefill_dp_rank is not None:
+            return params.prefill_dp_rank
+        if server.info.dp_size == 1:
+            return 0
+        if server.info.follow_bootstrap_room:
+            return params.room % server.info.dp_size
+        for _ in range(20):
+            found = await self._client.dp_rank_of(server.host, server.port, params.room)
+            if found is not None:
+                return found
+            await asyncio.sleep(_BETWEEN_SECONDS)
+        raise HandshakeError(f"no replica of the prefill server {server.host}:{server.port} has room {params.room}")

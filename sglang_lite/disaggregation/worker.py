@@ -1,0 +1,290 @@
+"""The session worker: a thread with an event loop that owns the sockets, the transport and the sessions of a core.
+
+The core calls methods that only pass something on, and reads events. Everything else runs on the loop, so sessions
+need no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import contextlib
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from sglang_lite.disaggregation.base import Event, SessionStats
+from sglang_lite.disaggregation.frames import Alive, FrameError
+from sglang_lite.disaggregation.links import Link, LinkTable, Presence, look
+from sglang_lite.disaggregation.options import SessionOptions
+from sglang_lite.disaggregation.pool_memory import PoolMemory
+from sglang_lite.transfer.base import KVTransport
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.001
+_FRAMES_AT_ONCE = 256
+_MOST_FRAME_BYTES = 64 << 20
+_LATE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker stands.
+
+    Attributes:
+        host: address that peers reach it at.
+        ports: first and last port to listen at; None for any.
+        tp_rank, tp_size, dp_rank, dp_size: of its core.
+        kv_replicated: every rank has the same KV (latent attention), so that one of them serves any peer.
+    """
+
+    host: str
+    ports: tuple[int, int] | None = None
+    tp_rank: int = 0
+    tp_size: int = 1
+    dp_rank: int = 0
+    dp_size: int = 1
+    kv_replicated: bool = False
+
+
+class SessionWorker:
+    """What both roles share. A subclass handles messages, time and transfers.
+
+    Args:
+        transport: open; this object closes it.
+
+    Raises:
+        OSError: no port is free.
+        TransferError: the transport cannot reach the pool.
+    """
+
+    name = "sessions"
+
+    def __init__(self, place: Place, memory: PoolMemory, transport: KVTransport, options: SessionOptions) -> None:
+        self.place, self.memory, self.transport, self.options = place, memory, transport, options
+        self.instance = uuid.uuid4().hex
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.failures: collections.Counter[str] = collections.Counter()
+        self.seconds = 0.0
+        self._events: collections.deque[Event] = collections.deque()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, options.max_sockets + 16)
+        self.links = LinkTable(self._context, options.max_sockets)
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.setsockopt(zmq.MAXMSGSIZE, _MOST_FRAME_BYTES)
+        self.port = _bind(self._inbox, place)
+        self.lease = transport.register(memory.addr, memory.length, memory.location)
+        self.loop = asyncio.new_event_loop()
+        self.hashing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"{self.name} checksums")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._poll_timer: asyncio.TimerHandle | None = None
+        self._last_tick = 0.0
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def events(self) -> list[Event]:
+        """See ``base.Sessions``."""
+        try:
+            while self._reader.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+        taken = []
+        while self._events:
+            taken.append(self._events.popleft())
+        return taken
+
+    def fileno(self) -> int:
+        """See ``base.Sessions``."""
+        return self._reader.fileno()
+
+    def close(self, grace_s: float) -> None:
+        """See ``base.Sessions``."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.ident is not None:
+            self.loop.call_soon_threadsafe(self._stop)
+            self._thread.join()
+        self.hashing.shutdown()
+        self.transport.close(grace_s)
+        self._inbox.close(0)
+        self.links.close()
+        self._context.term()
+        self._reader.close()
+        self._writer.close()
+
+    def stats(self) -> SessionStats:
+        """See ``base.Sessions``."""
+        raise NotImplementedError
+
+    def on_message(self, frames: list[bytes]) -> None:
+        """A message arrived. Raises FrameError: it is malformed."""
+        raise NotImplementedError
+
+    def on_tick(self, now: float) -> None:
+        """Every ``alive_interval``: timeouts and messages to send again."""
+        raise NotImplementedError
+
+    def on_poll(self, now: float) -> bool:
+        """Look after transfers; True while there are any."""
+        raise NotImplementedError
+
+    def on_lost(self, link: Link, is_gone: bool) -> None:
+        """A peer was silent for too long, or its process is gone."""
+        raise NotImplementedError
+
+    def on_start(self) -> None:
+        """The loop runs."""
+
+    def on_stop(self) -> None:
+        """The loop will end: tell peers."""
+
+    def emit(self, event: Event) -> None:
+        """Tell the core."""
+        self._events.append(event)
+        with contextlib.suppress(BlockingIOError):  # then the descriptor is readable already
+            self._writer.send(b"\0")
+
+    def call(self, function: Callable[..., None], *args: Any) -> None:
+        """From the core's thread: run on the loop."""
+        if not self._closed:
+            self.loop.call_soon_threadsafe(function, *args)
+
+    def spawn(self, coroutine: Any) -> asyncio.Task[None]:
+        """A task that lives no longer than the worker."""
+        task: asyncio.Task[None] = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def arm_poll(self) -> None:
+        """Transfers are under way."""
+        if self._poll_timer is None:
+            self._poll_timer = self.loop.call_later(POLL_SECONDS, self._poll)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        inbox = int(self._inbox.getsockopt(zmq.FD))
+        self._last_tick = self.loop.time()
+        self.loop.add_reader(inbox, self._read_inbox)
+        self.loop.call_soon(self._read_inbox)
+        self.loop.call_soon(self.on_start)
+        self.loop.call_soon(self._tick)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.remove_reader(inbox)
+            self.loop.close()
+
+    def _stop(self) -> None:
+        self.on_stop()
+        self.spawn(self._finish())
+
+    async def _finish(self) -> None:
+        own = asyncio.current_task()
+        others = [task for task in self._tasks if task is not own]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self.on_finish()
+        self.loop.stop()
+
+    async def on_finish(self) -> None:
+        """All tasks have ended: close what they used."""
+
+    def _read_inbox(self) -> None:
+        # The descriptor tells of changes only, so read until nothing is left.
+        for _ in range(_FRAMES_AT_ONCE):
+            try:
+                frames = self._inbox.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self.on_message(frames)
+            except FrameError as error:
+                self.counts["malformed"] += 1
+                logger.warning("%s: a malformed message was ignored: %s", self.name, error)
+        self.loop.call_soon(self._read_inbox)
+
+    def _poll(self) -> None:
+        self._poll_timer = None
+        if self.on_poll(self.loop.time()):
+            self.arm_poll()
+
+    def _tick(self) -> None:
+        now = self.loop.time()
+        self.loop.call_later(self.options.alive_interval, self._tick)
+        # After this process itself was stopped, what peers said in the meantime is still to be read.
+        was_late = now - self._last_tick > _LATE_SECONDS
+        self._last_tick = now
+        for link in self.links.used():
+            if was_late:
+                link.last_heard = now
+            self._watch(link, now)
+        self.on_tick(now)
+
+    def _watch(self, link: Link, now: float) -> None:
+        link.send(Alive(self.instance).frames())
+        silent = now - link.last_heard
+        if silent > self.options.silence and not link.is_probing and not link.is_gone:
+            link.is_probing = True
+            self.spawn(self._probe(link))
+        too_long = self.options.heartbeat_interval * self.options.heartbeat_max_failure
+        if silent > too_long and not link.is_lost and not link.is_gone:
+            link.is_lost = True
+            self.on_lost(link, False)
+
+    def link_to(self, ip: str, port: int, instance: str) -> Link:
+        """The link to a peer. Whoever had its address before is gone.
+
+        Raises:
+            OSError: there are too many, or the address is none.
+        """
+        link = self.links.get(ip, port, instance, self.loop.time())
+        for other in self.links.others_at(link) if not link.users else []:
+            self.bury(other)
+        return link
+
+    def bury(self, link: Link) -> None:
+        """Its process is gone."""
+        if not link.is_gone:
+            link.is_gone = True
+            self.on_lost(link, True)
+
+    async def _probe(self, link: Link) -> None:
+        try:
+            if await look(link.ip, link.port) is Presence.GONE:
+                self.bury(link)
+        finally:
+            link.is_probing = False
+
+
+def _bind(inbox: zmq.Socket[bytes], place: Place) -> int:
+    host = f"[{place.host}]" if ":" in place.host else place.host
+    if ":" in place.host:
+        inbox.setsockopt(zmq.IPV6, 1)
+    if place.ports is None:
+        return int(inbox.bind_to_random_port(f"tcp://{host}"))
+    for port in range(place.ports[0], place.ports[1] + 1):
+        try:
+            inbox.bind(f"tcp://{host}:{port}")
+        except zmq.ZMQError:
+            continue
+        return port
+    raise OSError(f"no port of {place.ports[0]}-{place.ports[1]} at {place.host} is free (--disaggregation-zmq-ports)")
