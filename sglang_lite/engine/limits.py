@@ -90,9 +90,8 @@ def _checked_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> Int32
         ids = np.asarray(token_ids, np.int64)
     except (OverflowError, ValueError, TypeError):
         raise RequestError(f"{field} must be a list of integers in [0, {vocab_size - 1}]", field=field) from None
-    outside = (ids < 0) | (ids >= vocab_size)
-    if outside.any():
-        position = int(outside.argmax())
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        position = int(((ids < 0) | (ids >= vocab_size)).argmax())
         raise RequestError(
             f"{field}[{position}] is {int(ids[position])}; token ids must be in [0, {vocab_size - 1}].",
             field=field,
@@ -102,13 +101,16 @@ def _checked_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> Int32
 
 def _check_vocabulary(request: GenerateRequest, vocab_size: int) -> None:
     """Ids in the parameters must exist. The bias message is SGLang's, word for word."""
-    biased = _first_outside(request.sampling.logit_bias or (), vocab_size)
+    sampling = request.sampling
+    biased = _first_outside(sampling.logit_bias, vocab_size) if sampling.logit_bias else None
     if biased is not None:
         raise RequestError(f"logit_bias must has keys in [0, {vocab_size - 1}], got {biased}.", field="logit_bias")
     for name, ids in (
-        ("stop_token_ids", request.sampling.stop_token_ids),
+        ("stop_token_ids", sampling.stop_token_ids),
         ("token_ids_logprob", request.token_ids_logprob),
     ):
+        if not ids:
+            continue
         outside = _first_outside(ids, vocab_size)
         if outside is not None:
             raise RequestError(f"{name} must be in [0, {vocab_size - 1}], got {outside}.", field=name)

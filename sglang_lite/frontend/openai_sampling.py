@@ -12,30 +12,32 @@ from sglang_lite.types import RequestError, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 
-_SAME_NAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "stop",
-    "stop_token_ids",
-    "stop_regex",
-    "ignore_eos",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "no_stop_trim",
-    "n",
-    "logit_bias",
-    "seed",
-    "stream_interval",
-    "regex",
-    "ebnf",
-    "json_schema",
-    "custom_params",
-    "watermark",
+_SAME_NAME = frozenset(
+    (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "stop",
+        "stop_token_ids",
+        "stop_regex",
+        "ignore_eos",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "no_stop_trim",
+        "n",
+        "logit_bias",
+        "seed",
+        "stream_interval",
+        "regex",
+        "ebnf",
+        "json_schema",
+        "custom_params",
+        "watermark",
+    )
 )
 
 
@@ -69,7 +71,7 @@ def chat_sampling(
 
 
 def _shared(body: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: body[name] for name in _SAME_NAME if body.get(name) is not None}
+    values = {name: value for name, value in body.items() if value is not None and name in _SAME_NAME}
     if body.get("min_tokens") is not None:
         values["min_new_tokens"] = read_int("min_tokens", body["min_tokens"])
     constraint = response_constraint(body)

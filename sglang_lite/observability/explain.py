@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sglang_lite.types import RequestTimeline
@@ -77,6 +78,36 @@ def _rounded(seconds: float) -> float:
     return round(max(0.0, seconds), 6)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What an explanation needs of the last snapshot, without its texts. Few ended sequences are ever asked for."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    received_at: float
+    first_token_at: float | None
+    finished_at: float | None
+    timeline: RequestTimeline | None
+    preparation: Mapping[str, float]
+    finish_reason: Any
+    left_at: float
+
+    @classmethod
+    def of(cls, output: ExplainedOutput, now: float) -> _Ended:
+        """Of a sequence whose reader left at ``now``."""
+        return cls(
+            output.prompt_tokens,
+            output.completion_tokens,
+            output.received_at,
+            output.first_token_at,
+            output.finished_at,
+            output.timeline,
+            output.preparation,
+            output.finish_reason,
+            now,
+        )
+
+
 class _Live:
     """A sequence that runs, and the last that was seen of it."""
 
@@ -97,7 +128,7 @@ class RecentSequences:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
         self._live: dict[str, _Live] = {}
-        self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._ended: OrderedDict[str, _Ended] = OrderedDict()
 
     @contextmanager
     def track(self, request_id: str) -> Iterator[Callable[[ExplainedOutput], None]]:
@@ -114,7 +145,7 @@ class RecentSequences:
         finally:
             del self._live[request_id]
             if live.output is not None:
-                self._ended[request_id] = _entry(request_id, live.output, time.time(), running=False)
+                self._ended[request_id] = _Ended.of(live.output, time.time())
                 self._ended.move_to_end(request_id)
                 while len(self._ended) > self._kept:
                     self._ended.popitem(last=False)
@@ -128,7 +159,11 @@ class RecentSequences:
                 waited = {"total_seconds": _rounded(now - live.started_at)}
                 waiting = {"id": name, "state": "waiting", "explain": waited}
                 found.append(waiting if live.output is None else _entry(name, live.output, now, running=True))
-        found += [entry for name, entry in self._ended.items() if name == request_id or name.startswith(own)]
+        found += [
+            _entry(name, ended, ended.left_at, running=False)
+            for name, ended in self._ended.items()
+            if name == request_id or name.startswith(own)
+        ]
         return found
 
 

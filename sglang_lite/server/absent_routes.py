@@ -6,30 +6,39 @@ from aiohttp import web
 
 from sglang_lite.types import RequestError
 
-ADMINISTRATION = (
-    "/release_memory_occupation",
-    "/resume_memory_occupation",
-    "/set_internal_state",
-    "/load_lora_adapter_from_tensors",
+_MEMORY = "memory stays with the server; pause it with /pause_generation, or end it and start it again"
+_SESSIONS = (
+    "sessions are not kept: send the whole conversation each time, its beginning is found in the prefix cache "
+    "(meta_info.cached_tokens says how much)"
 )
-"""Absent endpoints that need the administrator's key where one is set."""
+_OLLAMA = "Ollama's API is not served; use /v1/chat/completions, /v1/completions and /v1/models"
 
-_OTHERS = (
-    "/classify",
-    "/v1/audio/transcriptions",
-    "/api/chat",
-    "/api/generate",
-    "/api/tags",
-    "/api/show",
-    "/open_session",
-    "/close_session",
-    "/vertex_generate",
-)
+ADMINISTRATION = {
+    "/release_memory_occupation": _MEMORY,
+    "/resume_memory_occupation": _MEMORY,
+    "/set_internal_state": "options are set at the start and do not change; /server_info shows them",
+    "/load_lora_adapter_from_tensors": "use /load_lora_adapter with a directory on the server's machine",
+}
+"""Absent endpoints that need the administrator's key where one is set, and what to use instead."""
+
+_OTHERS = {
+    "/classify": "models with a classification head are not served; /v1/score gives the probabilities of label tokens, "
+    "/v1/embeddings and /encode give vectors",
+    "/v1/audio/transcriptions": "models for audio are not served",
+    "/api/chat": _OLLAMA,
+    "/api/generate": _OLLAMA,
+    "/api/tags": _OLLAMA,
+    "/api/show": _OLLAMA,
+    "/open_session": _SESSIONS,
+    "/close_session": _SESSIONS,
+    "/vertex_generate": "send each instance to /generate",
+}
 
 
 async def absent(request: web.Request) -> web.Response:
     """Say that the endpoint is known and not there."""
-    raise RequestError(f"{request.path[:200]} is not supported by this version of sglang-lite", status=501)
+    reason = ADMINISTRATION.get(request.path) or _OTHERS.get(request.path, "")
+    raise RequestError(f"{request.path[:200]} is not supported by this version of sglang-lite: {reason}", status=501)
 
 
 def add_absent_routes(app: web.Application) -> None:

@@ -9,27 +9,38 @@ from sglang_lite.config import ServerConfig
 from sglang_lite.frontend.fields import read_int, shorten
 from sglang_lite.types import RequestError
 
-_DISAGGREGATION = ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disaggregated_params")
-_NOT_SUPPORTED = (
-    "input_embeds",
-    "image_data",
-    "video_data",
-    "audio_data",
-    "custom_logit_processor",
-    "session_id",
-    "session_params",
-    "return_routed_experts",
-    "return_sampling_mask",
-    "sampling_logprobs_mode",
-    "return_flat_raw_top_logprobs",
-    "return_flat_raw_output_top_logprobs",
-    "return_flat_raw_top_logprobs_b64",
-    "return_indexer_topk",
-    "return_entropy",
-    "max_thinking_tokens",
-    "watermark",
-    "suffix",
+_DISAGGREGATION = frozenset(
+    ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disaggregated_params")
 )
+_TEXT_ONLY = "this server takes text and token ids only; send the prompt as text or input_ids, without it"
+_NO_SESSIONS = (
+    "sessions are not kept; send the whole conversation each time, its beginning is found in the prefix cache "
+    "(meta_info.cached_tokens says how much)"
+)
+_NOT_RECORDED = "it is not recorded; leave it out"
+_FLAT = "log-probabilities come as nested lists only; use return_logprob with top_logprobs_num"
+_REASONS = {
+    "input_embeds": "prompts are text or token ids; send text or input_ids instead",
+    "image_data": _TEXT_ONLY,
+    "video_data": _TEXT_ONLY,
+    "audio_data": _TEXT_ONLY,
+    "custom_logit_processor": "code from clients is never run; logit_bias, regex, ebnf and json_schema are served",
+    "session_id": _NO_SESSIONS,
+    "session_params": _NO_SESSIONS,
+    "return_routed_experts": _NOT_RECORDED,
+    "return_sampling_mask": f"{_NOT_RECORDED}, or use return_logprob with top_logprobs_num",
+    "sampling_logprobs_mode": f"{_NOT_RECORDED}, or use return_logprob with top_logprobs_num",
+    "return_flat_raw_top_logprobs": _FLAT,
+    "return_flat_raw_output_top_logprobs": _FLAT,
+    "return_flat_raw_top_logprobs_b64": _FLAT,
+    "return_indexer_topk": _NOT_RECORDED,
+    "return_entropy": f"{_NOT_RECORDED}, or compute a bound from top_logprobs_num",
+    "max_thinking_tokens": "the length of reasoning is not limited by itself; limit all of the output instead",
+    "watermark": "outputs are not marked; leave it out",
+    "suffix": "text is only continued at its end; put the model's own fill-in-the-middle marks into the prompt",
+}
+"""What is not served -> why, and what to do instead."""
+
 _RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank")
 
 
@@ -44,14 +55,14 @@ def refuse_unsupported(body: Mapping[str, Any], config: ServerConfig) -> None:
     Raises:
         RequestError: 501 for prefill/decode fields on a server without that role, 400 for the rest.
     """
-    for name in _DISAGGREGATION:
-        if _is_set(body.get(name)) and not config.is_disaggregated:
+    for name in _DISAGGREGATION & body.keys():
+        if not config.is_disaggregated and _is_set(body.get(name)):
             raise RequestError(
                 f"{name} needs a server started with --disaggregation-mode prefill or decode", status=501, field=name
             )
-    for name in _NOT_SUPPORTED:
-        if body.get(name) and _is_set(body[name]):
-            raise RequestError(f"{name} is not supported yet", field=name)
+    for name in _REASONS.keys() & body.keys():
+        if body[name] and _is_set(body[name]):
+            raise RequestError(f"{name} is not supported: {_REASONS[name]}", field=name)
 
 
 def wanted_replica(body: Mapping[str, Any], header: str | None, replicas: int) -> int | None:

@@ -24,6 +24,7 @@ class GenerateBody(RequestBody, frozen=True, kw_only=True):
     return_text_in_logprobs: bool | None = None
     priority: int | None = None
     lora_path: str | list[str | None] | None = None
+    explain: bool | None = None
 
 
 class TokenizeBody(RequestBody, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ class SampledBody(RequestBody, frozen=True, kw_only=True):
     cache_salt: Salt | None = None
     extra_key: Salt | None = None
     lora_path: Salt | None = None
+    explain: bool | None = None
 
 
 class CompletionBody(SampledBody, frozen=True, kw_only=True):

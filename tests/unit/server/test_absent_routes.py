@@ -9,19 +9,22 @@ from tests.unit.server.test_routes import serving
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
+    ("method", "path", "instead"),
     [
-        ("POST", "/api/chat"),
-        ("GET", "/api/tags"),
-        ("POST", "/release_memory_occupation"),
+        ("POST", "/api/chat", "/v1/chat/completions"),
+        ("GET", "/api/tags", "/v1/models"),
+        ("POST", "/release_memory_occupation", "/pause_generation"),
+        ("POST", "/open_session", "cached_tokens"),
+        ("POST", "/classify", "/v1/score"),
     ],
 )
-async def test_absent_endpoints_are_501(method: str, path: str) -> None:
+async def test_absent_endpoints_say_what_to_use_instead(method: str, path: str, instead: str) -> None:
     async with serving(FakeEngine()) as (client, _):
         response = await client.request(method, path, json={"input": "x"})
         body = await response.json()
     assert response.status == 501
-    assert path in (body["message"] if "message" in body else body["error"]["message"])
+    message = body["message"] if "message" in body else body["error"]["message"]
+    assert path in message and instead in message
 
 
 async def test_absent_operator_endpoints_need_the_admin_key() -> None:
