@@ -78,6 +78,7 @@ class EngineCollector(Collector):
 
     Attributes:
         snapshots: (replica, its load), empty while nothing is known.
+        adapter_slots: low-rank adapters loaded, and slots for them; None on a server that takes none.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class EngineCollector(Collector):
         self._startup = dict(startup_seconds or {})
         self._has_ranks = num_replicas > 1
         self.snapshots: Sequence[tuple[int, LoadLike]] = ()
+        self.adapter_slots: tuple[int, int] | None = None
 
     def _labels(self, replica: int | None) -> tuple[list[str], list[str]]:
         """Names and values; ``replica`` None for what concerns the whole server."""
@@ -126,6 +128,11 @@ class EngineCollector(Collector):
         yield self._gauge("context_len", "Context limit in tokens.", self._context_length)
         for name, size in self._sizes.items():
             yield self._gauge(f"{name}_memory_usage_gb", f"Memory of the {name.replace('_', ' ')}, GiB.", size)
+        if self.adapter_slots is not None:
+            used, total = self.adapter_slots
+            yield self._gauge("lora_pool_slots_used", "Low-rank adapters loaded.", used)
+            yield self._gauge("lora_pool_slots_total", "Slots for low-rank adapters.", total)
+            yield self._gauge("lora_pool_utilization", "Used share of these slots.", used / total)
         startup = GaugeMetricFamily(
             "sglang:startup_time_seconds", "Seconds of each start-up phase.", labels=[*self._names, "phase"]
         )

@@ -33,6 +33,8 @@ def add_metrics_routes(app: web.Application, metrics: ServerMetrics, collector: 
 
     async def scrape(request: web.Request) -> web.Response:
         context, started_at = context_of(request), time.perf_counter()
+        adapters = context.engine.adapters
+        collector.adapter_slots = (adapters.num_used, adapters.num_slots) if adapters.num_slots else None
         try:
             async with asyncio.timeout(_LOADS_TIMEOUT):
                 collector.snapshots = await context.engine.replica_loads()

@@ -21,6 +21,7 @@ async def adapted(chain_model: Path, tmp_path_factory: pytest.TempPathFactory) -
     """The chain model with the adapter ``one`` and room for another."""
     one = write_adapter(tmp_path_factory.mktemp("adapters") / "one", chain_model, seed=5)
     options: dict[str, Any] = {"lora_paths": [f"one={one}"], "max_loras_per_batch": 2, "lora_target_modules": ["all"]}
+    options["enable_metrics"] = True
     async with local_server(chain_model, max_total_tokens=8192, **options) as started:
         yield started
 
@@ -51,6 +52,13 @@ async def test_places_in_the_load_report(adapted: LocalServer) -> None:
     assert load["lora"] == {"slots_used": 1, "slots_total": 2, "utilization": 0.5}
     text = (await adapted.get("/v1/loads?include=lora&format=prometheus")).text
     assert 'sglang_lora_slots_used{dp_rank="0"} 1\n' in text
+    lines = (await adapted.get("/metrics")).text.splitlines()
+    shown = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines if line.startswith("sglang:lora_pool")}
+    assert shown == {
+        "sglang:lora_pool_slots_used": "1.0",
+        "sglang:lora_pool_slots_total": "2.0",
+        "sglang:lora_pool_utilization": "0.5",
+    }
 
 
 @pytest.mark.parametrize(
