@@ -1,0 +1,55 @@
+"""Opens a transport by the name of its backend."""
+
+from __future__ import annotations
+
+import importlib
+
+from sglang_lite.transfer.base import KVTransport, TransferError
+
+_EXTRAS = {"mooncake": "mooncake.engine"}
+_PACKAGES = {"libibverbs.so": "libibverbs1", "libnuma.so": "libnuma1", "libcurl.so": "libcurl4", "libnl": "libnl-3-200"}
+NAMES = ("tcp", "mooncake", "mooncake_tcp")
+
+
+def check_available(name: str) -> None:
+    """Check that a transport can be opened here.
+
+    Raises:
+        TransferError: names the extra or the system package that is missing.
+    """
+    if name not in NAMES:
+        raise TransferError("engine", f"there is no transport {name!r}; allowed are {', '.join(NAMES)}")
+    module = _EXTRAS.get(name.removesuffix("_tcp"))
+    if module is None:
+        return
+    extra = module.split(".")[0]
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise TransferError(
+            "engine", f"transport {name!r} needs the extra {extra!r}: pip install 'sglang-lite[{extra}]' ({error})"
+        ) from error
+    except ImportError as error:
+        package = next((package for library, package in _PACKAGES.items() if library in str(error)), None)
+        advice = f"apt-get install {package}" if package else "its wheel does not fit this machine"
+        raise TransferError("engine", f"transport {name!r} does not load: {error}; {advice}") from error
+
+
+def open_transport(name: str, *, host: str) -> KVTransport:
+    """Open a transport.
+
+    Args:
+        name: one of ``NAMES``.
+        host: address that peers can reach.
+
+    Raises:
+        TransferError: as ``check_available``, or the engine does not start.
+    """
+    check_available(name)
+    if name == "tcp":
+        from sglang_lite.transfer.tcp import TcpTransport
+
+        return TcpTransport(host)
+    from sglang_lite.transfer.mooncake import MooncakeTransport
+
+    return MooncakeTransport(host)
