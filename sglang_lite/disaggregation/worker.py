@@ -97,6 +97,11 @@ class SessionWorker:
         """Start the thread."""
         self._thread.start()
 
+    @property
+    def thread_id(self) -> int:
+        """Of the thread, once it was started, for its CPU clock."""
+        return self._thread.ident or 0
+
     def events(self) -> list[Event]:
         """See ``base.Sessions``."""
         try:
