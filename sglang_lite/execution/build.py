@@ -23,7 +23,7 @@ from sglang_lite.execution.executor import Reloader, StepRunner, TorchExecutor
 from sglang_lite.execution.memory import WORKSPACE_SHARE, available_memory, plan_kv_budget
 from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.model_runner import ModelRunner
-from sglang_lite.execution.recurrent_limits import plan_rows
+from sglang_lite.execution.recurrent_limits import RowBudget, plan_rows
 from sglang_lite.execution.reload import ModelReloader
 from sglang_lite.execution.warm_up import warm_up
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup
@@ -158,36 +158,13 @@ def build_runner(
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _dtype("--kv-cache-dtype", config.kv_cache_dtype)
     num_threads = max(1, _num_threads() // (parallel.size // config.nnodes))
     started = time.monotonic()
-    # Ranks and replicas on the host share its memory; elsewhere each has a device.
-    available = available_memory() // (parallel.size * config.dp_size)
-    kv = share_of(description, parallel.size).kv
     weight_bytes = _weight_bytes(description, dtype)
     context_length = served_context_length(config, description, selects_keys=True)
     settings = adapter_settings(config)
-    adapted_bytes = adapter_bytes(settings, expected_tensors(description), dtype.itemsize) if settings else 0
     draft = _draft_plan(config, description, directory, parallel)
     draft_bytes = draft.weight_bytes(dtype) if draft is not None else 0
-    available = max(0, available - weight_bytes // parallel.size - adapted_bytes - draft_bytes)
-    rows = plan_rows(
-        config,
-        share_of(description, parallel.size).recurrent,
-        activation_bytes=dtype.itemsize,
-        available_bytes=available,
-        default_rows=DEFAULT_MAX_RUNNING_REQUESTS,
-    )
-    draft_token_bytes = draft.bytes_per_token(kv_dtype, config.page_size) if draft is not None else 0
-    token_bytes = kv_geometry(kv, 1, 1, kv_dtype).bytes_per_token + draft_token_bytes
-    budget = plan_kv_budget(
-        config,
-        token_bytes,
-        available - rows.state_bytes,
-        context_length,
-        workspace_share=WORKSPACE_SHARE if kv.num_tensors > 1 else 0.0,
-    )
-    draft_workspace = budget.workspace_bytes * draft_token_bytes // token_bytes
-    ops = CpuOperations(workspace_bytes=budget.workspace_bytes - draft_workspace)
-    num_pages = _agree_on_pages(budget.num_pages, parallel, ops.device)
-    geometry = kv_geometry(kv, num_pages, config.page_size, kv_dtype)
+    memory = _plan_host_memory(config, description, dtype, kv_dtype, context_length, draft, parallel)
+    ops, geometry, rows = memory.ops, memory.geometry, memory.rows
     report("loading weights", 0.1)
     canonical_name = FAMILIES[description.architecture].canonical_name
     adapters = ModelAdapters(ops, settings, canonical_name, dtype) if settings is not None else None
@@ -215,7 +192,7 @@ def build_runner(
             num_rows=rows.num_rows,
             context_length=context_length,
             num_threads=num_threads,
-            workspace_bytes=draft_workspace,
+            workspace_bytes=memory.draft_workspace_bytes,
             parallel=parallel,
             target=model,
         )
@@ -251,6 +228,56 @@ def build_runner(
             runner,
         )
     return BuiltRunner(runner, limits, num_threads, settings.adapters if settings is not None else (), reloader)
+
+
+@dataclass(frozen=True, slots=True)
+class _HostMemory:
+    """What the host's memory is used for beside weights; ``ops`` owns the workspace of decode attention."""
+
+    ops: CpuOperations
+    geometry: KVGeometry
+    rows: RowBudget
+    draft_workspace_bytes: int
+
+
+def _plan_host_memory(
+    config: ServerConfig,
+    description: ModelDescription,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    context_length: int,
+    draft: DraftPlan | HeadPlan | None,
+    parallel: ParallelGroup,
+) -> _HostMemory:
+    """The request table, the pool and the workspaces that fit beside the weights, before any of it is allocated."""
+    share = share_of(description, parallel.size)
+    # Ranks and replicas on the host share its memory; elsewhere each has a device.
+    available = (
+        available_memory() // (parallel.size * config.dp_size) - _weight_bytes(description, dtype) // parallel.size
+    )
+    if (settings := adapter_settings(config)) is not None:
+        available -= adapter_bytes(settings, expected_tensors(description), dtype.itemsize)
+    available = max(0, available - (draft.weight_bytes(dtype) if draft is not None else 0))
+    rows = plan_rows(
+        config,
+        share.recurrent,
+        activation_bytes=dtype.itemsize,
+        available_bytes=available,
+        default_rows=DEFAULT_MAX_RUNNING_REQUESTS,
+    )
+    draft_token_bytes = draft.bytes_per_token(kv_dtype, config.page_size) if draft is not None else 0
+    token_bytes = kv_geometry(share.kv, 1, 1, kv_dtype).bytes_per_token + draft_token_bytes
+    budget = plan_kv_budget(
+        config,
+        token_bytes,
+        available - rows.state_bytes,
+        context_length,
+        workspace_share=WORKSPACE_SHARE if share.kv.num_tensors > 1 else 0.0,
+    )
+    draft_workspace = budget.workspace_bytes * draft_token_bytes // token_bytes
+    ops = CpuOperations(workspace_bytes=budget.workspace_bytes - draft_workspace)
+    num_pages = _agree_on_pages(budget.num_pages, parallel, ops.device)
+    return _HostMemory(ops, kv_geometry(share.kv, num_pages, config.page_size, kv_dtype), rows, draft_workspace)
 
 
 def _executor_of(built: BuiltRunner) -> TorchExecutor:
