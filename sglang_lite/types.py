@@ -39,13 +39,25 @@ class Grammar(msgspec.Struct, frozen=True):
     text: str
 
 
+class ThinkingTokens(msgspec.Struct, frozen=True, array_like=True):
+    """The reasoning that a grammar leaves alone, in front of what it shapes.
+
+    Attributes:
+        start: the token that opens it; -1 where the output begins inside it.
+        end: the token that closes it.
+    """
+
+    start: int
+    end: int
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How one request turns logits into tokens and when it stops.
 
     Values are already validated (see ``frontend.validation``); ranges are those of SGLang's ``sampling_params``.
     ``max_new_tokens=None`` means up to the context limit. ``top_k=-1`` means the whole vocabulary.
     ``temperature=0`` means greedy. ``stop``, ``stop_regex``, ``no_stop_trim``, ``skip_special_tokens`` and
-    ``spaces_between_special_tokens`` concern text only and stay in the front process.
+    ``spaces_between_special_tokens`` concern text only and stay in the front process. ``thinking`` delays ``grammar``.
     """
 
     max_new_tokens: int | None = 128
@@ -69,6 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     stream_interval: int | None = None
     grammar: Grammar | None = None
+    thinking: ThinkingTokens | None = None
 
 
 class FinishCode(enum.IntEnum):
@@ -163,9 +176,9 @@ class RequestExtras(msgspec.Struct, frozen=True, kw_only=True):
 
     ``namespace`` separates prefix caches (cache salt, adapter); the empty string is the shared one.
     ``adapter_slot`` says where the request's low-rank adapter is loaded. ``grammar`` names a grammar that was sent
-    before (``grammar.identity``); the empty string is none. ``transfer`` says whose KV it waits for, or who waits for
-    its, under prefill/decode disaggregation. ``tenant`` is who pays for the request under fair
-    scheduling, and ``tenant_weight`` (> 0) the share that tenant has a right to.
+    before (``grammar.identity``); the empty string is none; it begins behind ``thinking``, where that is given.
+    ``transfer`` says whose KV it waits for, or who waits for its, under prefill/decode disaggregation. ``tenant`` is
+    who pays for the request under fair scheduling, and ``tenant_weight`` (> 0) the share that tenant has a right to.
     """
 
     stop_token_ids: tuple[int, ...] = ()
@@ -174,6 +187,7 @@ class RequestExtras(msgspec.Struct, frozen=True, kw_only=True):
     token_ids_logprob: tuple[int, ...] = ()
     adapter_slot: int = NO_ADAPTER
     grammar: str = ""
+    thinking: ThinkingTokens | None = None
     tenant: str = ""
     tenant_weight: float = 1.0
     transfer: TransferParams | None = None

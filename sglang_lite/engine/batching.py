@@ -68,6 +68,7 @@ def _extras(request: GenerateRequest, adapter: LoadedAdapter | None, grammar: st
         namespace=request.namespace if adapter is None else adapter.namespace + request.namespace,
         adapter_slot=NO_ADAPTER if adapter is None else adapter.slot,
         grammar=grammar,
+        thinking=request.sampling.thinking if grammar else None,
         token_ids_logprob=request.token_ids_logprob if request.return_logprob else (),
         tenant=request.tenant,
         tenant_weight=request.tenant_weight,

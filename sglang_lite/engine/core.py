@@ -34,6 +34,7 @@ from sglang_lite.engine.messages import (
 )
 from sglang_lite.engine.transport import Transport
 from sglang_lite.execution.base import AdaptingExecutor, ExecutionError, Executor, InterruptibleExecutor
+from sglang_lite.grammar.thinking import behind_thinking
 from sglang_lite.scheduler.scheduler import Scheduler
 from sglang_lite.types import OutputColumns, RequestColumns, StartupError
 
@@ -245,7 +246,7 @@ class EngineCore:
             if matcher is None:
                 missing.append(int(columns.key[index]))
             else:
-                matchers[index] = matcher
+                matchers[index] = behind_thinking(matcher, extras.thinking)
         self._scheduler.admit(columns, now, matchers)
         if missing:
             self._scheduler.reject(missing, "the engine does not have the request's grammar any more; send it again")

@@ -12,14 +12,14 @@ from sglang_lite.frontend.parsing.answer import AnswerFormat, AnswerParser
 from sglang_lite.frontend.parsing.detection import detect_reasoning_parser, detect_tool_parser
 from sglang_lite.frontend.parsing.events import CallArguments, CallStart, Delta, ReasoningDelta, TextDelta
 from sglang_lite.frontend.parsing.formats import CALLS_ONLY, TOOL_FORMATS, ToolFormat
-from sglang_lite.frontend.parsing.reasoning import REASONING_FORMATS
+from sglang_lite.frontend.parsing.reasoning import REASONING_FORMATS, ReasoningFormat
 from sglang_lite.frontend.request import FinishReason, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.frontend.tool_choice import ToolChoice
 from sglang_lite.server import fields
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.sequences import Prompt
-from sglang_lite.types import SamplingParams
+from sglang_lite.types import SamplingParams, ThinkingTokens
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def answer_format(
 
     Args:
         variables: what the chat template got from the request.
-        is_constrained: a grammar shapes the whole answer; there is no reasoning then.
+        is_constrained: a grammar shapes the whole answer; there is no reasoning then (see ``thinking_of``).
 
     Raises:
         RequestError: a field is wrong.
@@ -61,14 +61,8 @@ def answer_format(
     separate = fields.boolean(body, "separate_reasoning", True)
     stream = fields.boolean(body, "stream_reasoning", True)
     reasoning, inside = None, False
-    name = reasoning_parser_name(context)
-    if separate and name is not None and not is_constrained:
-        form = REASONING_FORMATS[name]
-        inside = form.begins_inside(prompt if isinstance(prompt, str) else None, _continued(body))
-        if form.toggle.is_on({**(context.config.default_chat_template_kwargs or {}), **variables}) or (
-            inside and not form.forced
-        ):
-            reasoning = form
+    if separate and not is_constrained:
+        reasoning, inside = _reasoning_of(context, body, prompt, variables)
     calls: ToolFormat | None = None
     parser = tool_parser_name(context)
     if tools.forced:
@@ -76,6 +70,41 @@ def answer_format(
     elif tools.shown and parser is not None:
         calls = TOOL_FORMATS[parser]
     return AnswerFormat(reasoning, inside, stream, calls, tools.toolset, _earlier_calls(body))
+
+
+def _reasoning_of(
+    context: ServerContext, body: Mapping[str, Any], prompt: Prompt, variables: Mapping[str, Any]
+) -> tuple[ReasoningFormat | None, bool]:
+    """The format in which the model will reason, None when it will not; and whether the answer begins inside it."""
+    name = reasoning_parser_name(context)
+    if name is None:
+        return None, False
+    form = REASONING_FORMATS[name]
+    inside = form.begins_inside(prompt if isinstance(prompt, str) else None, _continued(body))
+    is_on = form.toggle.is_on({**(context.config.default_chat_template_kwargs or {}), **variables})
+    return (form, inside) if is_on or (inside and not form.forced) else (None, inside)
+
+
+def thinking_of(
+    context: ServerContext, body: Mapping[str, Any], prompt: Prompt, variables: Mapping[str, Any]
+) -> ThinkingTokens | None:
+    """The reasoning that a grammar of this request leaves alone; None when there is none.
+
+    None too where its markers are not tokens of their own: then nobody could say where the grammar begins, and it
+    shapes the whole answer.
+    """
+    form, inside = _reasoning_of(context, body, prompt, variables)
+    return None if form is None else thinking_tokens(form, context.engine.tokenizer, inside=inside)
+
+
+def thinking_tokens(form: ReasoningFormat, tokenizer: Tokenizer | None, *, inside: bool) -> ThinkingTokens | None:
+    """The markers of a format as tokens; None where they are none."""
+    if tokenizer is None or form.kind != "block":
+        return None
+    start, end = tokenizer.token_to_id(form.start), tokenizer.token_to_id(form.end)
+    if end is None or (start is None and not inside):
+        return None
+    return ThinkingTokens(-1 if inside or start is None else start, end)
 
 
 def visible_markers(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from sglang_lite.frontend.openai_sampling import chat_sampling
@@ -22,6 +23,7 @@ from sglang_lite.server.chat_answer import (
     answer_format,
     delta_object,
     message_object,
+    thinking_of,
     visible_markers,
 )
 from sglang_lite.server.chat_prompt import chat_prompt, template_variables
@@ -96,6 +98,8 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
     prompt, variables = chat_prompt(context, body, tools), template_variables(body)
     # A structural tag leaves the text around it free.
     is_constrained = sampling.grammar is not None and sampling.grammar.kind != "structural_tag"
+    if is_constrained and (thinking := thinking_of(context, body, prompt, variables)) is not None:
+        sampling, is_constrained = msgspec.structs.replace(sampling, thinking=thinking), False
     how = answer_format(context, body, tools, prompt, variables, is_constrained=is_constrained)
     sampling = visible_markers(sampling, how, tools, context.engine.tokenizer)
     identity = Identity.read(context, body, headers, "chatcmpl-")

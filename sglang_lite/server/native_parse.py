@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from sglang_lite.frontend.fields import wrong_type
+from sglang_lite.frontend.parsing.reasoning import REASONING_FORMATS
 from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.frontend.request_ids import parse_request_id
 from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.frontend.validation import parse_sampling_params, parse_token_ids, parse_token_ids_logprob
 from sglang_lite.server import fields
 from sglang_lite.server.adapter_routes import adapter_names
+from sglang_lite.server.chat_answer import reasoning_parser_name, thinking_tokens
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.hidden_states import HiddenStates, read_hidden_states
 from sglang_lite.server.identity import ID_FIELDS
@@ -139,7 +143,24 @@ def _samplings(context: ServerContext, batch: _Batch) -> list[SamplingParams]:
         found.append(parse_sampling_params(value, vocab_size=vocab_size, defaults=defaults))
     if len({sampling.n for sampling in found}) > 1:
         raise RequestError("The parallel_sample_num should be the same for all samples in sample params.", field="n")
+    if fields.boolean(batch.body, "require_reasoning"):
+        found = [_behind_reasoning(context, sampling) for sampling in found]
     return found if isinstance(shared, list) else found * batch.count
+
+
+def _behind_reasoning(context: ServerContext, sampling: SamplingParams) -> SamplingParams:
+    """The parameters with a grammar that begins behind the reasoning in which the output begins."""
+    name = reasoning_parser_name(context)
+    thinking = None
+    if name is not None:
+        thinking = thinking_tokens(REASONING_FORMATS[name], context.engine.tokenizer, inside=True)
+    if thinking is None:
+        raise RequestError(
+            "require_reasoning needs a server with a --reasoning-parser whose end marker is a token of the model; "
+            "leave it out, and the grammar shapes the whole output",
+            field="require_reasoning",
+        )
+    return msgspec.structs.replace(sampling, thinking=thinking)
 
 
 def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str, str]) -> NativeCall:

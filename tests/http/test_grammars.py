@@ -27,6 +27,7 @@ SCHEMA = {
 }
 TAG = {"structures": [{"begin": "A<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["A"]}
 END = 258
+THINK_END = 259
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=["xgrammar", "llguidance"])
@@ -234,3 +235,68 @@ async def test_abort_while_compiling(constrained: LocalServer) -> None:
 async def test_without_a_backend(without_backend: LocalServer) -> None:
     message = await refusal(without_backend, "/generate", {"text": "A", "sampling_params": {"regex": "a"}})
     assert message.startswith("Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def thinking(chain_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalServer]:
+    """A server whose model has markers of reasoning as tokens, and begins its answers inside."""
+    directory = tmp_path_factory.mktemp("thinking")
+    for file in chain_model.iterdir():
+        text = file.read_bytes()
+        if file.name.startswith("tokenizer"):
+            text = text.replace(b"<|bos|>", b"<think>").replace(b"<|pad|>", b"</think>")
+        (directory / file.name).write_bytes(text)
+    options = {"reasoning_parser": "qwen3-thinking", "speculative_algorithm": "NGRAM"}
+    async with local_server(directory, page_size=1, max_total_tokens=2000, **options) as started:
+        yield started
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_begins_behind_the_reasoning(thinking: LocalServer, stream: bool) -> None:
+    """The reasoning is free, the answer is what the schema says."""
+    bodies: list[dict[str, Any]] = [
+        {
+            "model": "chain",
+            "messages": [{"role": "user", "content": "A"}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}},
+            "max_tokens": 300,
+            "seed": seed,
+            "temperature": 1,
+            "logit_bias": {str(THINK_END): 4.5, str(END): -50},
+            "stream": stream,
+        }
+        for seed in range(4)
+    ]
+    replies = await asyncio.gather(*(thinking.post("/v1/chat/completions", body) for body in bodies))
+    thoughts = set()
+    for reply in replies:
+        assert reply.status == 200, reply.text
+        if stream:
+            deltas = [
+                chunk["choices"][0]["delta"] for chunk in reply.events if chunk != "[DONE]" and chunk.get("choices")
+            ]
+            reasoning = "".join(delta.get("reasoning_content") or "" for delta in deltas)
+            content = "".join(delta.get("content") or "" for delta in deltas)
+        else:
+            message = reply.json()["choices"][0]["message"]
+            reasoning, content = message["reasoning_content"], message["content"]
+        thoughts.add(reasoning)
+        jsonschema.validate(json.loads(content), SCHEMA)
+    assert len(thoughts) > 1 and max(map(len, thoughts)) > 3
+
+
+async def test_reasoning_turned_off_leaves_the_grammar_at_the_start(thinking: LocalServer) -> None:
+    native = {"text": "A", "sampling_params": {"regex": "[0-9]{3}", "max_new_tokens": 60, "temperature": 0}}
+    assert re.fullmatch("[0-9]{3}", (await thinking.post("/generate", native)).json()["text"])
+    native["sampling_params"]["logit_bias"] = {str(THINK_END): 5.7}  # type: ignore[index]
+    native["require_reasoning"] = True
+    answer = (await thinking.post("/generate", native)).json()
+    ids = answer["output_ids"]
+    place = ids.index(THINK_END)
+    assert re.fullmatch("[0-9]{3}", bytes(ids[place + 1 : place + 4]).decode())
+    assert ids[place + 4 :] == [END]
+
+
+async def test_required_reasoning_without_a_parser(constrained: LocalServer) -> None:
+    body = {"text": "A", "sampling_params": {"regex": "a"}, "require_reasoning": True}
+    assert "--reasoning-parser" in await refusal(constrained, "/generate", body)
