@@ -16,6 +16,7 @@ from sglang_lite import demo_model
 from sglang_lite.adapters.capability import resolve_device
 from sglang_lite.config import ServerConfig
 from sglang_lite.configuration import values
+from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.execution.placement import split_address
 from sglang_lite.execution.recurrent_limits import check_recurrent_options, without_prefix_cache
 from sglang_lite.models.adapter_settings import adapter_settings
@@ -95,6 +96,7 @@ def check_options(config: ServerConfig) -> None:
         raise StartupError(
             f"--served-model-name {config.served_model_name!r} must not contain ':' (it separates an adapter's name)"
         )
+    _check_kv_events(config)
     check_fronts(config)
     _check_chat_template(config.chat_template)
     _check_grammar_backend(config.grammar_backend)
@@ -102,6 +104,17 @@ def check_options(config: ServerConfig) -> None:
     check_draft_options(config)
     if config.is_disaggregated:
         _check_disaggregation(config)
+
+
+def _check_kv_events(config: ServerConfig) -> None:
+    try:
+        events = KVEventsConfig.parse(config.kv_events_config)
+        if events is not None:
+            events.for_replica(config.dp_size - 1)
+    except ValueError as error:
+        raise StartupError(f"--kv-events-config: {error}") from None
+    if events is not None and config.disable_radix_cache:
+        raise StartupError("--kv-events-config with --disable-radix-cache: no event would ever come; drop one of them")
 
 
 def _check_grammar_backend(name: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from sglang_lite.cache.block_hash import published_hash
+from sglang_lite.cache.namespace import EventFormat, hash_scheme, split_namespace
 
 Medium = Literal["GPU", "CPU_PINNED", "DISK", "EXTERNAL"]
 
@@ -30,6 +30,7 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", o
     block_size: int
     lora_id: int | None
     cache_salt: str | msgspec.UnsetType = msgspec.UNSET
+    lora_name: str | msgspec.UnsetType = msgspec.UNSET
     medium: Medium | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -52,12 +53,14 @@ class KVEventLog:
 
     Args:
         capacity: events kept at most, at least 2.
+        form: how name spaces enter the hashes.
     """
 
-    def __init__(self, capacity: int = 65_536) -> None:
+    def __init__(self, capacity: int = 65_536, form: EventFormat = "default") -> None:
         if capacity < 2:
             raise ValueError(f"capacity is {capacity}; a KV event log keeps at least 2 events")
         self.capacity = capacity
+        self.form: EventFormat = form
         self.num_dropped = 0
         self._events: list[KVEvent] = []
 
@@ -69,7 +72,7 @@ class KVEventLog:
         events, self._events = self._events, []
         return events
 
-    def stored(self, tokens: list[int], digests: list[bytes], parent: bytes, page_size: int, salt: str) -> None:
+    def stored(self, tokens: list[int], digests: list[bytes], parent: bytes, page_size: int, namespace: str) -> None:
         """Record that consecutive pages became matchable.
 
         Args:
@@ -77,26 +80,30 @@ class KVEventLog:
             digests: one per page.
             parent: digest of the page before the first one; empty at the start of a sequence.
             page_size: tokens per page.
-            salt: cache salt, empty for none.
+            namespace: of the sequence, empty for none.
         """
-        previous = published_hash(parent) if parent else None
+        publish = hash_scheme(namespace, self.form).publish
+        parts = split_namespace(namespace)
+        previous = publish(parent) if parent else None
         for index, digest in enumerate(digests):
-            value = published_hash(digest)
+            value = publish(digest)
             event = BlockStored(
                 block_hashes=[value],
                 parent_block_hash=previous,
                 token_ids=tokens[index * page_size : (index + 1) * page_size],
                 block_size=page_size,
                 lora_id=None,
-                cache_salt=salt or msgspec.UNSET,
+                cache_salt=parts.salt or msgspec.UNSET,
+                lora_name=parts.adapter or msgspec.UNSET,
             )
             self._append(event)
             previous = value
 
-    def removed(self, digests: list[bytes]) -> None:
-        """Record that pages, named by their digests, are gone."""
+    def removed(self, digests: list[bytes], namespace: str = "") -> None:
+        """Record that pages of a name space, named by their digests, are gone."""
+        publish = hash_scheme(namespace, self.form).publish
         for start in range(0, len(digests), MAX_HASHES_PER_EVENT):
-            hashes = [published_hash(digest) for digest in digests[start : start + MAX_HASHES_PER_EVENT]]
+            hashes = [publish(digest) for digest in digests[start : start + MAX_HASHES_PER_EVENT]]
             self._append(BlockRemoved(block_hashes=hashes))
 
     def cleared(self) -> None:

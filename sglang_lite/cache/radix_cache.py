@@ -17,10 +17,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from sglang_lite.cache.block_hash import chain_digests, salt_digest
+from sglang_lite.cache.block_hash import chain_digests
 from sglang_lite.cache.errors import PageAccountingError
 from sglang_lite.cache.events import KVEventLog
 from sglang_lite.cache.eviction import EvictionPolicy, make_eviction_order
+from sglang_lite.cache.namespace import hash_scheme
 from sglang_lite.cache.node import DETACHED, NO_PAGES, Node, Root
 from sglang_lite.cache.page_pool import PagePool
 from sglang_lite.types import Int32Array
@@ -252,7 +253,7 @@ class RadixCache:
                     freed.append(node.pages)
                     self._detach(node)
         self._reclaim(freed)
-        if self.events is not None and freed and self._num_cached == 0:
+        if self.events is not None and self._num_cached == 0 and (freed or namespace is None):
             self.events.cleared()
         return sum(map(len, freed))
 
@@ -329,6 +330,8 @@ class RadixCache:
         """Take an unlocked leaf out of the tree."""
         parent = node.parent
         assert parent is not None
+        if self.events is not None:
+            self.events.removed(node.digests, _root_of(node).namespace)
         self._order.remove(node)
         del parent.children[node.key[: self._page_bytes]]
         node.parent = None
@@ -338,8 +341,6 @@ class RadixCache:
                 del self._roots[parent.namespace]
             elif parent.lock_count == 0:
                 self._order.exposed(parent)
-        if self.events is not None:
-            self.events.removed(node.digests)
 
     def _trim(self, node: Node, num_pages: int) -> Int32Array:
         """Cut the last pages off an unlocked leaf and return them."""
@@ -348,7 +349,7 @@ class RadixCache:
         node.pages = node.pages[:kept]
         node.key = node.key[: kept * self._page_bytes]
         if self.events is not None:
-            self.events.removed(node.digests[kept:])
+            self.events.removed(node.digests[kept:], _root_of(node).namespace)
             del node.digests[kept:]
         return freed
 
@@ -361,14 +362,19 @@ class RadixCache:
         self._num_evictable -= len(pages)
 
     def _record_stored(self, events: KVEventLog, leaf: Node, parent: Node) -> None:
-        root = parent
-        while root.parent is not None:
-            root = root.parent
-        assert isinstance(root, Root)
+        namespace = _root_of(parent).namespace
         before = parent.digests[-1] if parent.digests else b""
-        leaf.digests = chain_digests(leaf.key, self._page_size, before or salt_digest(root.namespace))
+        start = before or hash_scheme(namespace, events.form).start
+        leaf.digests = chain_digests(leaf.key, self._page_size, start)
         tokens = np.frombuffer(leaf.key, dtype=np.int32).tolist()
-        events.stored(tokens, leaf.digests, before, self._page_size, root.namespace)
+        events.stored(tokens, leaf.digests, before, self._page_size, namespace)
+
+
+def _root_of(node: Node) -> Root:
+    while node.parent is not None:
+        node = node.parent
+    assert isinstance(node, Root)
+    return node
 
 
 def _read_only(pages: Int32Array) -> Int32Array:

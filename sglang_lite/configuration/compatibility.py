@@ -165,7 +165,7 @@ _REFUSED = {
         forward-pass-metrics-worker-id hf-chat-template-name hicache-storage-backend
         hisparse-config/hierarchical-sparse-attention-extra-config image-processor-backend=auto
         init-expert-location=trivial kt-method=AMXINT4 kt-weight-path
-        kv-canary-real-data=none kv-canary=none kv-events-config linear-attn-backend=triton
+        kv-canary-real-data=none kv-canary=none linear-attn-backend=triton
         linear-attn-decode-backend linear-attn-prefill-backend linear-attn-verify-backend lmcache-config-file
         load-format=auto|safetensors load-publish-endpoint lora-backend=csgmv lora-eviction-policy=lru
         mamba-backend=triton

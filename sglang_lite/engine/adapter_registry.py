@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sglang_lite.cache.namespace import adapter_namespace
 from sglang_lite.frontend.fields import shorten
 from sglang_lite.models.adapter_settings import MAX_NAME_LENGTH, AdapterSettings, NamedAdapter, is_adapter_name
 from sglang_lite.types import RequestError
@@ -85,7 +86,9 @@ class AdapterRegistry:
                 f"--max-loaded-loras"
             )
         self._num_loaded += 1
-        loaded = self._adapters[adapter.name] = LoadedAdapter(adapter, slot, f"lora{self._num_loaded}:")
+        loaded = self._adapters[adapter.name] = LoadedAdapter(
+            adapter, slot, adapter_namespace(self._num_loaded, adapter.name)
+        )
         loaded.unused.set()
         return loaded
 

@@ -86,6 +86,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         computed_prompt_tokens: positions computed by prefill, repeated work after preemptions included.
         prefill_batches, prefill_batch_requests: steps with prefill, and how many requests started in them.
         cpu_seconds: processor time of the core process.
+        kv_event_batches, kv_events, kv_event_drops: for subscribers; drops are batches.
         drafted_tokens, accepted_tokens, verified_rows: tokens guessed, right guesses, and how often a row verified.
     """
 
@@ -121,6 +122,9 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     verified_rows: int = 0
+    kv_event_batches: int = 0
+    kv_events: int = 0
+    kv_event_drops: int = 0
     steps: int = 0
     idle_seconds: float = 0.0
     cpu_seconds: float = 0.0

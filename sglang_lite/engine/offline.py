@@ -97,6 +97,10 @@ class Engine:
                 f"--dp-size {given.dp_size} and --nnodes {given.nnodes} must be 1 for an engine in this process: "
                 f"use AsyncEngine or a server"
             )
+        if given.kv_events_config is not None:
+            raise StartupError(
+                "--kv-events-config: an engine in this process publishes none; use AsyncEngine or a server"
+            )
         self.config = startup.prepare(given)
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:

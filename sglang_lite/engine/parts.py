@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar, get_args
 
 from sglang_lite.config import ServerConfig
+from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.engine.grammars import GrammarLibrary
 from sglang_lite.engine.info import EngineInfo
 from sglang_lite.execution.base import Executor
@@ -63,6 +64,7 @@ def make_scheduler(config: ServerConfig, info: EngineInfo) -> Scheduler:
     """
     policy = _chosen(config.schedule_policy, get_args(Policy), "--schedule-policy")
     eviction = _chosen(config.radix_eviction_policy, get_args(EvictionPolicy), "--radix-eviction-policy")
+    kv_events = KVEventsConfig.parse(config.kv_events_config)
     return Scheduler(
         SchedulerConfig(
             num_pages=info.num_pages,
@@ -88,6 +90,7 @@ def make_scheduler(config: ServerConfig, info: EngineInfo) -> Scheduler:
             executor_drafts=config.drafts_with_weights,
             verified_tokens=CPU_VERIFIED_TOKENS if config.device == "cpu" else DEVICE_VERIFIED_TOKENS,
             fair=config.fair_scheduling,
+            kv_events=None if kv_events is None else kv_events.format,
         )
     )
 

@@ -20,9 +20,11 @@ import msgspec
 import zmq
 
 from sglang_lite.config import ServerConfig
+from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.engine import watchdog
 from sglang_lite.engine.core import EngineCore
 from sglang_lite.engine.frames import encode_control
+from sglang_lite.engine.kv_publisher import KVEventPublisher
 from sglang_lite.engine.launch import LaunchMessage
 from sglang_lite.engine.messages import Failure, Progress, Ready
 from sglang_lite.engine.parts import Build
@@ -68,6 +70,8 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
         config = ServerConfig.from_json(launch.config)
         logging.getLogger().setLevel(config.log_level.upper())
         parts = build(config, lambda message, fraction: transport.send(Progress(message, fraction)))
+        events = KVEventsConfig.parse(config.kv_events_config)
+        publisher = None if events is None else KVEventPublisher(events)
     except StartupError as error:
         transport.send(Failure(str(error), startup=True))
         return EXIT_STARTUP_FAILURE
@@ -83,13 +87,23 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
     transport.send(Ready(msgspec.structs.replace(info, process_id=os.getpid(), startup_seconds=seconds)))
     parts.watch(lambda reason: _end_with(f"engine core failed: {reason}", launch.egress))
     try:
-        core = EngineCore(parts.scheduler, parts.executor, transport, depth=parts.depth, grammars=parts.grammars)
+        core = EngineCore(
+            parts.scheduler,
+            parts.executor,
+            transport,
+            depth=parts.depth,
+            grammars=parts.grammars,
+            kv_events=publisher,
+        )
         watchdog.watch(lambda: core.turn_started, config.watchdog_timeout)
         core.run()
     except Exception as error:  # a fault of the engine: nobody may be left waiting for an answer
         logger.exception("the engine core failed")
         transport.send(Failure(f"engine core failed: {type(error).__name__}: {error}", startup=False))
         return EXIT_FAULT
+    finally:
+        if publisher is not None:
+            publisher.close()
     parts.executor.close()
     return 0
 

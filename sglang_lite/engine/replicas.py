@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from sglang_lite.config import ServerConfig
+from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.engine.client import EngineClient, Listener
 from sglang_lite.engine.control_calls import CALL_TIMEOUT, EngineDeadError
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
@@ -33,6 +34,15 @@ class ReplicaListener(Listener, Protocol):
 
     def lose_requests(self, keys: Sequence[int], reason: str) -> None:
         """These requests were on a replica that is gone."""
+
+
+def _replica_config(base: ServerConfig, index: int, step: int) -> ServerConfig:
+    """What differs between replicas: their first device, and where they publish KV events."""
+    events = KVEventsConfig.parse(base.kv_events_config)
+    return base.resolved(
+        base_gpu_id=base.base_gpu_id + index * step,
+        kv_events_config=None if events is None else msgspec.to_builtins(events.for_replica(index)),
+    )
 
 
 class ReplicaClient:
@@ -63,9 +73,7 @@ class ReplicaClient:
         base = ServerConfig.from_json(config)
         step = base.tp_size * base.gpu_id_step
         starts = [
-            client.start(
-                base.resolved(base_gpu_id=base.base_gpu_id + index * step).to_json(), timeout=timeout, command=command
-            )
+            client.start(_replica_config(base, index, step).to_json(), timeout=timeout, command=command)
             for index, client in enumerate(self._clients)
         ]
         infos = await asyncio.gather(*starts, return_exceptions=True)

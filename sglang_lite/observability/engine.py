@@ -54,6 +54,12 @@ class LoadLike(Protocol):
     @property
     def verified_rows(self) -> int: ...
     @property
+    def kv_event_batches(self) -> int: ...
+    @property
+    def kv_events(self) -> int: ...
+    @property
+    def kv_event_drops(self) -> int: ...
+    @property
     def idle_seconds(self) -> float: ...
     @property
     def cpu_seconds(self) -> float: ...
@@ -191,6 +197,12 @@ class EngineCollector(Collector):
         ]
         if load.verified_rows:
             counters.append(("spec_verify_calls", "Rows that verified guesses, added up.", load.verified_rows))
+        if load.kv_event_batches:
+            counters += [
+                ("kv_events", "Events of the prefix cache for subscribers.", load.kv_events),
+                ("kv_event_batches", "Batches of them, dropped ones included.", load.kv_event_batches),
+                ("kv_event_batches_dropped", "Batches lost to a full queue.", load.kv_event_drops),
+            ]
         for name, text, value in counters:
             yield self._counter(name, text, value, replica)
         names, values = self._labels(replica)

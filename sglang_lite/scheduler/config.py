@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sglang_lite.cache.namespace import EventFormat
+
 Policy = Literal["fcfs", "lpm", "priority"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "priority"]
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -44,6 +46,7 @@ class SchedulerConfig:
             few tokens takes some more for little; with this many it is bound by arithmetic, and a guess costs as much
             as the token that it may save.
         fair: whoever was served least goes first, between the tenants that requests name (see ``fairness``).
+        kv_events: record what enters and leaves the prefix cache, with hashes of that format; None records nothing.
         free_page_watermark: share of the pool that ``maintain`` keeps free.
     """
 
@@ -70,6 +73,7 @@ class SchedulerConfig:
     verified_tokens: int = 48
     free_page_watermark: float = 0.03
     fair: bool = False
+    kv_events: EventFormat | None = None
 
     def __post_init__(self) -> None:
         sizes = (

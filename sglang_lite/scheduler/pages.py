@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_lite.cache import AuditError, PagePool, RadixCache
+from sglang_lite.cache.events import KVEventLog
 from sglang_lite.cache.page_pool import HELD
 from sglang_lite.scheduler.config import SchedulerConfig
 from sglang_lite.scheduler.request import Request
@@ -42,7 +43,10 @@ class RequestPages:
         self._page_size = config.page_size
         self._table = table
         self.pool = PagePool(config.num_pages, config.page_size)
-        self.cache = RadixCache(self.pool, policy=config.eviction_policy, enabled=config.enable_radix_cache)
+        self.events = None if config.kv_events is None else KVEventLog(form=config.kv_events)
+        self.cache = RadixCache(
+            self.pool, policy=config.eviction_policy, enabled=config.enable_radix_cache, events=self.events
+        )
         self.evicted_pages = 0
 
     @property

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sglang_lite.cache.events import KVEvent
 from sglang_lite.scheduler import admission, commit, lifecycle, waits
 from sglang_lite.scheduler.config import PauseMode, SchedulerConfig
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
@@ -113,6 +114,11 @@ class Scheduler:
     def drain_outputs(self) -> OutputColumns:
         """Ends that no commit reports: aborts, time-outs, rejections."""
         return self._with_timelines(self._state.outbox.drain())
+
+    def drain_kv_events(self) -> list[KVEvent]:
+        """What entered and left the prefix cache since the last call, oldest first; with ``config.kv_events``."""
+        events = self._state.pages.events
+        return [] if events is None else events.drain()
 
     def maintain(self, max_pages: int) -> int:
         """Reclaim up to ``max_pages`` cached pages if the pool runs low, off the critical path.

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.engine.info import LoadSnapshot
 from sglang_lite.server.adapter_routes import adapter_cards
 from sglang_lite.server.context import ServerContext, context_of
@@ -98,6 +99,7 @@ def server_info_body(context: ServerContext, loads: Sequence[tuple[int, LoadSnap
     """The body of ``/server_info``: every resolved option, then what the engine made of them."""
     info, arguments = context.engine.info, context.config.public()
     state = info.recurrent_state
+    kv_events = KVEventsConfig.parse(context.config.kv_events_config)
     limits = {
         "model_path": context.weights.path,
         "weight_version": context.weights.version,
@@ -133,7 +135,7 @@ def server_info_body(context: ServerContext, loads: Sequence[tuple[int, LoadSnap
         "max_total_num_tokens": info.max_total_tokens,
         "max_req_input_len": info.max_req_input_len,
         "startup_time": {**info.startup_seconds, **context.startup_seconds},
-        "kv_events": None,
+        "kv_events": None if kv_events is None else kv_events.describe(info.page_size, context.config.dp_size),
         "kv_cache": msgspec.to_builtins(info.kv_cache),
         "recurrent_state": msgspec.to_builtins(state),
         "internal_states": [

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from sglang_lite.cache.namespace import join_namespace
 from sglang_lite.frontend.fields import read_str
 from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.frontend.request_limits import LIMITS
@@ -60,8 +61,7 @@ def namespace_of(body: Mapping[str, Any], index: int = 0, count: int = 1) -> str
         if len(text) > MAX_SALT_LENGTH:
             raise RequestError(f"{name} has {len(text)} characters, over the limit of {MAX_SALT_LENGTH}", field=name)
         parts.append(text)
-    # The length keeps ("ab", "") and ("a", "b") apart, whatever they consist of.
-    return f"{len(parts[0])}:{parts[0]}{parts[1]}" if any(parts) else ""
+    return join_namespace(parts[0], parts[1])
 
 
 def read_priority(body: Mapping[str, Any]) -> int:

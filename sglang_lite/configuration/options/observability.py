@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from sglang_lite.configuration import values
 from sglang_lite.configuration.option import Option, OptionGroup
@@ -22,4 +22,13 @@ class ObservabilityOptions(OptionGroup):
     otlp_traces_endpoint: Annotated[str, Option(_GROUP, "Collector of --enable-trace: host:port or URL.")] = (
         "localhost:4317"
     )
+    kv_events_config: Annotated[
+        dict[str, Any] | None,
+        Option(
+            _GROUP,
+            'JSON object: {"publisher": "zmq", "endpoint": "tcp://*:5557"} tells subscribers what enters and leaves '
+            "the prefix cache.",
+            convert=values.json_object,
+        ),
+    ] = None
     enable_metrics: Annotated[bool, Option(_GROUP, "Serve /metrics and timings in meta_info.")] = False
