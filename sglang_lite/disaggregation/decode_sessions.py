@@ -6,13 +6,13 @@ import asyncio
 import collections
 import itertools
 import logging
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from sglang_lite.disaggregation import frames as wire
 from sglang_lite.disaggregation.base import FAKE_HOST, FirstToken, KVArrived, KVFailed, KVQuiesced, SessionStats
 from sglang_lite.disaggregation.bootstrap_client import BootstrapClient, HandshakeError
+from sglang_lite.disaggregation.decode_state import DecodeSession
 from sglang_lite.disaggregation.descriptor import page_checksums
 from sglang_lite.disaggregation.links import Link
 from sglang_lite.disaggregation.options import SessionOptions
@@ -29,42 +29,6 @@ logger = logging.getLogger(__name__)
 
 MOST_FINISHED = 1 << 14
 _NO_PAGES: Int32Array = np.zeros(0, dtype=np.int32)
-
-
-@dataclass(slots=True)
-class DecodeSession:
-    """One request on the decode side.
-
-    Attributes:
-        generation: of this attempt; new for every session of this process.
-        link: to the prefill rank, once it is found; from then on it may write into the pages.
-        deadline: of the present state, time of the loop.
-        request_sent: when the transfer request was sent last.
-        is_acknowledged: the prefill rank has answered to it.
-    """
-
-    key: int
-    rid: str
-    params: TransferParams
-    pages: Int32Array
-    num_tokens: int
-    prefix_len: int
-    generation: int
-    opened: float
-    deadline: float
-    state: State = State.BOOTSTRAPPING
-    link: Link | None = None
-    request_sent: float = 0.0
-    is_acknowledged: bool = False
-    is_verifying: bool = False
-    why: str = ""
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
-
-    @property
-    def peer(self) -> str:
-        """For people."""
-        at = f" (rank at {self.link.address})" if self.link is not None else ""
-        return f"prefill instance {self.params.host}:{self.params.port}{at}"
 
 
 class DecodeWorker(SessionWorker):

@@ -18,15 +18,16 @@ from sglang_lite.disaggregation.base import (
     SessionStats,
 )
 from sglang_lite.disaggregation.bootstrap_client import BootstrapClient, HandshakeError
-from sglang_lite.disaggregation.descriptor import page_checksums, span_of_pages
+from sglang_lite.disaggregation.descriptor import span_of_pages
 from sglang_lite.disaggregation.links import Link
 from sglang_lite.disaggregation.options import SessionOptions
+from sglang_lite.disaggregation.page_sender import PageSender
 from sglang_lite.disaggregation.pool_memory import PoolMemory
 from sglang_lite.disaggregation.prefill_state import DecodePeer, Destination, PrefillSession
 from sglang_lite.disaggregation.recent import Recent
 from sglang_lite.disaggregation.states import State, advance
-from sglang_lite.disaggregation.topology import Rank
-from sglang_lite.disaggregation.worker import Place, SessionWorker
+from sglang_lite.disaggregation.waiting_rooms import REOPEN_SECONDS, WaitingRooms
+from sglang_lite.disaggregation.worker import Place, SessionWorker, describe_rank
 from sglang_lite.transfer.base import KVTransport, TransferError
 from sglang_lite.types import Int32Array, TransferParams
 
@@ -34,13 +35,8 @@ logger = logging.getLogger(__name__)
 
 MOST_EARLY = 1 << 14
 MOST_PEERS = 1 << 12
-MOST_RANKS = 64
 UNREGISTERED = "unregistered"
 """Code of a status: this process does not know the decode rank; it should register again."""
-
-_ABORT_NOTE_SECONDS = 10.0
-_REOPEN_SECONDS = 0.5
-"""For how long pages sent for a room that has just failed here wait for the room to be opened again."""
 
 
 class PrefillWorker(SessionWorker):
@@ -72,12 +68,11 @@ class PrefillWorker(SessionWorker):
         self._keys: dict[int, PrefillSession] = {}
         self._over: dict[int, PrefillSession] = {}
         self._fake: set[int] = set()
-        self._early: Recent[int, dict[tuple[str, int, int], tuple[wire.Request, float]]] = Recent(MOST_EARLY)
-        self._aborted_rooms: Recent[int, tuple[str, float]] = Recent(MOST_EARLY)
+        self._waiting = WaitingRooms(options.bootstrap_timeout)
         self._names: dict[tuple[str, int, int], tuple[PrefillSession, Destination]] = {}
         self._finished: Recent[tuple[str, int, int], State] = Recent(MOST_EARLY)
-        self._failed_rooms: Recent[int, str] = Recent(MOST_EARLY)
         self._completed: collections.deque[str] = collections.deque(maxlen=256)
+        self._sender = PageSender(self)
         self.is_registered = False
 
     # From the core's thread.
@@ -130,15 +125,14 @@ class PrefillWorker(SessionWorker):
             return
         session = PrefillSession(key, rid, params, num_tokens, now, now + self.options.bootstrap_timeout)
         self._rooms[params.room] = self._keys[key] = session
-        self._failed_rooms.pop(params.room)
         if self.place.dp_size > 1 and self._client is not None:
             self.spawn(self._tell_room(session))
-        aborted = self._aborted_rooms.pop(params.room)
-        if aborted is not None and now - aborted[1] < _ABORT_NOTE_SECONDS:
+        early, aborted = self._waiting.open(params.room, now)
+        if aborted:
             # Perhaps the room is used again, then the pages are on their way; else nobody will send any.
-            session.why_late = f"the decode server ended it before: {aborted[0]}"
-            session.deadline = now + _REOPEN_SECONDS
-        for request, _ in (self._early.pop(params.room) or {}).values():
+            session.why_late = f"the decode server ended it before: {aborted}"
+            session.deadline = now + REOPEN_SECONDS
+        for request in early:
             self._add(session, request)
 
     async def _tell_room(self, session: PrefillSession) -> None:
@@ -232,13 +226,7 @@ class PrefillWorker(SessionWorker):
         if session is not None:
             self._add(session, request)
             return
-        wait = _REOPEN_SECONDS if self._failed_rooms.get(request.room) else self.options.bootstrap_timeout
-        early = self._early.get(request.room)
-        if early is None:
-            early = {}
-            self._early.put(request.room, early)
-        if len(early) < MOST_RANKS:
-            early.setdefault(name, (request, now + wait))
+        self._waiting.put(name, request, now)
         self._answer(request, State.BOOTSTRAPPING)
 
     def _add(self, session: PrefillSession, request: wire.Request) -> None:
@@ -296,44 +284,10 @@ class PrefillWorker(SessionWorker):
         session.spans.append(span.checksum())
         for destination in session.destinations:
             try:
-                self._submit_to(session, destination, first_page, pages)
+                self._sender.submit(session, destination, first_page, pages)
             except TransferError as error:
                 self._fail(session, 500, error.reason, f"pages cannot be sent: {error}")
                 return
-
-    def _submit_to(self, session: PrefillSession, to: Destination, first_page: int, pages: Int32Array) -> None:
-        prefix = to.request.prefix_len // self.memory.page_size
-        own = pages[max(0, prefix - first_page) :]
-        start = max(first_page, prefix) - prefix
-        if to.request.pages is None or not len(own):
-            return
-        remote = to.request.pages[start : start + len(own)]
-        if len(remote) != len(own):
-            raise TransferError("rejected", f"page {start + len(own)} of the prompt has no place on the decode side")
-        most = self.transport.capabilities().max_inflight_spans
-        for low in range(0, len(own), most):
-            batch = self.memory.spans(own[low : low + most], remote[low : low + most])
-            transfer = self.transport.submit(
-                to.decode.peer,
-                self.lease,
-                to.decode.region,
-                batch,
-                notify=b"",
-                deadline_s=self.options.waiting_timeout,
-            )
-            to.transfers.append(transfer)
-            self.counts["spans"] += len(batch)
-        to.num_pages += len(own)
-        if self.options.verify_checksums:
-            session.hashing += 1
-            self.spawn(self._hash(session, to, start, own))
-
-    async def _hash(self, session: PrefillSession, to: Destination, start: int, own: Int32Array) -> None:
-        pages = [self.memory.page(index) for index in own.tolist()]
-        try:
-            to.checksums[start] = await self.loop.run_in_executor(self.hashing, page_checksums, pages)
-        finally:
-            session.hashing -= 1
 
     def on_poll(self, now: float) -> bool:
         """See ``SessionWorker``."""
@@ -401,7 +355,7 @@ class PrefillWorker(SessionWorker):
         text = f"KV transfer failed for room {session.params.room} to {session.peers}: {message}"
         logger.warning("prefill session of request %s at %s:%d: %s", session.rid, self.place.host, self.port, text)
         self._leave(session)
-        self._failed_rooms.put(session.params.room, message)
+        self._waiting.note_failed(session.params.room, message, self.loop.time())
         for destination in session.destinations:
             for transfer in destination.transfers:
                 transfer.abort()
@@ -453,7 +407,7 @@ class PrefillWorker(SessionWorker):
         found = self._names.get(name)
         if found is None:
             # Nothing was, or will be, written for this generation.
-            (self._early.get(abort.room) or {}).pop(name, None)
+            self._waiting.drop(name)
             is_news = self._finished.get(name) is None
             self._finished.put(name, State.FAILED)
             try:
@@ -467,7 +421,7 @@ class PrefillWorker(SessionWorker):
             session = self._rooms.get(abort.room)
             why = f"{abort.message or 'aborted'} (decode server {abort.ip}:{abort.port})"
             if session is None and is_news:
-                self._aborted_rooms.put(abort.room, (why, self.loop.time()))
+                self._waiting.note_aborted(abort.room, why, self.loop.time())
             elif session is not None and is_news and not session.destinations:
                 self._fail(session, 500, "peer_aborted", f"the decode side ended it: {why}")
             return
@@ -488,15 +442,9 @@ class PrefillWorker(SessionWorker):
             elif session.aux_sent and now - session.aux_sent > self.options.resend:
                 self.counts["retries"] += 1
                 self._send_aux(session, now)
-        for room, requests in self._early.items():
-            for name, (request, until) in list(requests.items()):
-                if now > until:
-                    del requests[name]
-                    self._finished.put(name, State.FAILED)
-                    why = self._failed_rooms.get(room) or "the prefill server never got a request with this room"
-                    self._answer(request, State.FAILED, "peer_failed", why)
-            if not requests:
-                self._early.pop(room)
+        for name, request, why in self._waiting.expire(now):
+            self._finished.put(name, State.FAILED)
+            self._answer(request, State.FAILED, "peer_failed", why)
 
     def on_lost(self, link: Link, is_gone: bool) -> None:
         """See ``SessionWorker``."""
@@ -530,27 +478,7 @@ class PrefillWorker(SessionWorker):
         if self._bootstrap is None:
             return
         self._client = BootstrapClient()
-        place, memory = self.place, self.memory
-        rank = Rank(
-            attn_tp_size=place.tp_size,
-            attn_tp_rank=place.tp_rank,
-            attn_cp_size=1,
-            attn_cp_rank=0,
-            attn_dp_size=1,
-            attn_dp_rank=0,
-            pp_size=1,
-            pp_rank=0,
-            system_dp_size=place.dp_size,
-            system_dp_rank=place.dp_rank,
-            rank_ip=place.host,
-            rank_port=self.port,
-            page_size=memory.page_size,
-            kv_cache_dtype=memory.dtype,
-            kv_layout=memory.layout,
-            load_balance_method=self._balance,
-            prefill_http_port=self._http_port,
-            instance=self.instance,
-        )
+        rank = describe_rank(self.place, self.port, self.memory, self.instance, self._balance, self._http_port)
         try:
             await self._client.register(*self._bootstrap, rank)
             self.is_registered = True

@@ -25,6 +25,7 @@ from sglang_lite.disaggregation.frames import Alive, FrameError
 from sglang_lite.disaggregation.links import Link, LinkTable, Presence, look
 from sglang_lite.disaggregation.options import SessionOptions
 from sglang_lite.disaggregation.pool_memory import PoolMemory
+from sglang_lite.disaggregation.topology import Rank
 from sglang_lite.transfer.base import KVTransport
 
 logger = logging.getLogger(__name__)
@@ -293,3 +294,29 @@ def _bind(inbox: zmq.Socket[bytes], place: Place) -> int:
             continue
         return port
     raise OSError(f"no port of {place.ports[0]}-{place.ports[1]} at {place.host} is free (--disaggregation-zmq-ports)")
+
+
+def describe_rank(
+    place: Place, port: int, memory: PoolMemory, instance: str, load_balance_method: str, http_port: int | None
+) -> Rank:
+    """What a prefill rank registers with its bootstrap server."""
+    return Rank(
+        attn_tp_size=place.tp_size,
+        attn_tp_rank=place.tp_rank,
+        attn_cp_size=1,
+        attn_cp_rank=0,
+        attn_dp_size=1,
+        attn_dp_rank=0,
+        pp_size=1,
+        pp_rank=0,
+        system_dp_size=place.dp_size,
+        system_dp_rank=place.dp_rank,
+        rank_ip=place.host,
+        rank_port=port,
+        page_size=memory.page_size,
+        kv_cache_dtype=memory.dtype,
+        kv_layout=memory.layout,
+        load_balance_method=load_balance_method,
+        prefill_http_port=http_port,
+        instance=instance,
+    )
