@@ -28,6 +28,9 @@ from sglang_lite.types import Int32Array, TransferParams
 logger = logging.getLogger(__name__)
 
 MOST_FINISHED = 1 << 14
+MOST_RETRIES = 3
+"""Times that a session registers again with a prefill rank that does not know this process."""
+
 _NO_PAGES: Int32Array = np.zeros(0, dtype=np.int32)
 
 
@@ -220,7 +223,9 @@ class DecodeWorker(SessionWorker):
         session.is_acknowledged = True
         now = self.loop.time()
         self._confirm(session, now)
-        if status.state is State.FAILED and status.code == UNREGISTERED and session.link is not None:
+        is_unknown = status.code == UNREGISTERED and session.num_retries < MOST_RETRIES
+        if status.state is State.FAILED and is_unknown and session.link is not None:
+            session.num_retries += 1
             self.counts["retries"] += 1
             session.is_acknowledged = False
             self._register(session.link)

@@ -36,6 +36,7 @@ class DecodeSession:
     request_sent: float = 0.0
     is_acknowledged: bool = False
     is_verifying: bool = False
+    num_retries: int = 0
     why: str = ""
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 

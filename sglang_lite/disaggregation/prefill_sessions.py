@@ -68,6 +68,7 @@ class PrefillWorker(SessionWorker):
         self._keys: dict[int, PrefillSession] = {}
         self._over: dict[int, PrefillSession] = {}
         self._fake: set[int] = set()
+        self._refused: Recent[str, str] = Recent(MOST_PEERS)
         self._waiting = WaitingRooms(options.bootstrap_timeout)
         self._names: dict[tuple[str, int, int], tuple[PrefillSession, Destination]] = {}
         self._finished: Recent[tuple[str, int, int], State] = Recent(MOST_EARLY)
@@ -201,7 +202,9 @@ class PrefillWorker(SessionWorker):
             link = self.link_to(told.ip, told.port, told.instance)
         except (TransferError, OSError) as error:
             logger.warning("decode server %s:%d cannot be served: %s", told.ip, told.port, error)
+            self._refused.put(told.instance, str(error))
             return
+        self._refused.pop(told.instance)
         if told.instance not in self._peers and len(self._peers) >= MOST_PEERS:
             self._forget_unused_peer()
         self._peers[told.instance] = DecodePeer(told, link, peer, fitting[0])
@@ -218,7 +221,9 @@ class PrefillWorker(SessionWorker):
         now = self.loop.time()
         self.links.heard(request.instance, now)
         if request.instance not in self._peers:
-            self._answer(request, State.FAILED, UNREGISTERED, "the prefill server does not know this decode server")
+            refused = self._refused.get(request.instance)
+            code, why = ("handshake", refused) if refused else (UNREGISTERED, "this decode server is not known")
+            self._answer(request, State.FAILED, code, why)
             return
         if name in self._names or self._finished.get(name) is not None:
             return  # it was sent again, or comes late

@@ -317,3 +317,15 @@ def test_what_is_not_a_message_is_ignored(pair: Pair) -> None:
                 socket.send_multipart(frames)
         pair.run(1, 5, [1], [2])
     context.term()
+
+
+def test_a_decode_server_that_cannot_be_served_hears_why(pair: Pair) -> None:
+    pool, memory = make_pool(8, 768)
+    other = type(memory)(memory.addr, 8, 768, memory.page_size, memory.dtype, memory.layout)
+    decode = pair.new_decode(memory=(pool, other))
+    pair.open_prefill(1, 9, 4)
+    decode.worker.open(1, "misfit", pair.params(9), _pages(1), 4, 0)
+    failed = decode.wait(1)
+    assert isinstance(failed, KVFailed) and "its pages have 768 bytes, ours 512" in failed.message
+    assert failed.quiesced or decode.wait(1) == KVQuiesced(1)
+    assert isinstance(pair.prefill.wait(1, seconds=2.0), KVFailed)
