@@ -10,8 +10,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import assert_never
 
+import msgspec
+
 from sglang_lite.engine.frames import Command, Keys, MaintenanceCommand
 from sglang_lite.engine.grammars import GrammarLibrary
+from sglang_lite.engine.kv_publisher import KVEventPublisher
 from sglang_lite.engine.load import LoadMeter
 from sglang_lite.engine.maintenance import Maintenance
 from sglang_lite.engine.messages import (
@@ -68,6 +71,7 @@ class EngineCore:
         depth: plans in flight at once: 2 overlaps planning with execution, 1 does not.
         clock: monotonic time in seconds; the only clock the scheduler ever sees.
         grammars: those of the requests; None when it serves none.
+        kv_events: gets what the scheduler records, when it records KV events.
 
     Attributes:
         turn_started: when the running turn of the loop began, None while it waits for messages; another thread may
@@ -83,6 +87,7 @@ class EngineCore:
         depth: int = 2,
         clock: Callable[[], float] = time.monotonic,
         grammars: GrammarLibrary | None = None,
+        kv_events: KVEventPublisher | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -92,6 +97,7 @@ class EngineCore:
         self._depth = depth
         self._clock = clock
         self._grammars = grammars
+        self._kv_events = kv_events
         self._submitted: deque[int] = deque()
         self._flushes: list[_PendingFlush] = []
         self._adapter_changes: list[tuple[LoadAdapter | UnloadAdapter | LoadGrammar, Future[None]]] = []
@@ -131,6 +137,8 @@ class EngineCore:
             self._confirm_adapters()
         if self._maintenance.pending:
             self._maintenance.advance(bool(self._submitted), self._clock())
+        if self._kv_events is not None:
+            self._kv_events.take(self._scheduler.drain_kv_events())
         if self._meter.due(self._clock()):
             self._transport.send(self._measure(call=0))
 
@@ -312,7 +320,13 @@ class EngineCore:
         return stats.num_running + stats.num_waiting > 0
 
     def _measure(self, call: int) -> Load:
-        return Load(call, self._meter.measure(self._scheduler.stats(), self._clock()))
+        snapshot = self._meter.measure(self._scheduler.stats(), self._clock())
+        events = self._kv_events
+        if events is not None:
+            snapshot = msgspec.structs.replace(
+                snapshot, kv_event_batches=events.batches, kv_events=events.events, kv_event_drops=events.dropped
+            )
+        return Load(call, snapshot)
 
     def _reply(
         self,
