@@ -1,4 +1,4 @@
-"""The ``sglang-lite`` command: ``serve`` (the default), ``demo-model``, ``check-env``, ``version``."""
+"""The ``sglang-lite`` command: ``serve`` (the default), ``router``, ``demo-model``, ``check-env``, ``version``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 PROGRAM = "sglang-lite"
 
 USAGE = f"""usage: {PROGRAM} [serve] [MODEL] [options]
+       {PROGRAM} router [options]
        {PROGRAM} demo-model --output DIR
        {PROGRAM} check-env [--verify]
        {PROGRAM} version
 
   serve        serve a model over HTTP; also launch_server, or no sub-command at all
+  router       one address for many servers
   demo-model   write the demo model (SmolLM2-135M-Instruct) as a Hugging Face directory
   check-env    report what this machine can run
   version      print the version
@@ -74,6 +76,24 @@ def serve(words: Sequence[str]) -> int:
         return 130
 
 
+def router(words: Sequence[str]) -> int:
+    """Route requests to workers until told to stop."""
+    from sglang_lite.observability.logs import configure_logging
+    from sglang_lite.router.options import parse_options
+    from sglang_lite.router.run import run_router
+    from sglang_lite.types import StartupError
+
+    configure_logging()
+    try:
+        options = parse_options(words)
+        configure_logging(options.log_level)
+        return run_router(options)
+    except StartupError as error:
+        return _fail(error)
+    except KeyboardInterrupt:
+        return 130
+
+
 def demo_model(words: Sequence[str]) -> int:
     """Write the demo model into a directory."""
     from sglang_lite.demo_model import materialize
@@ -125,6 +145,7 @@ def version(words: Sequence[str]) -> int:
 COMMANDS: dict[str, Command] = {
     "serve": serve,
     "launch_server": serve,
+    "router": router,
     "demo-model": demo_model,
     "check-env": check_env,
     "version": version,

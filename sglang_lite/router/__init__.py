@@ -1,0 +1,1 @@
+"""The router: one address for a fleet of workers."""

@@ -1,0 +1,78 @@
+"""What the router reads of a request's body, and what it adds. The rest is passed on as it came, never rebuilt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sglang_lite.router.errors import RouterError
+
+_BOOTSTRAP = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+_EMPTY = msgspec.Raw(b"")
+
+
+class Head(msgspec.Struct, kw_only=True):
+    """The fields that decide where a request goes. ``Raw`` ones stay JSON text: a conversation's next turn begins
+    with the text of the turn before, so that this text is a key for prefix caches as it is."""
+
+    model: Any = None
+    stream: Any = None
+    rid: Any = None
+    return_logprob: Any = None
+    tools: msgspec.Raw = _EMPTY
+    system: msgspec.Raw = _EMPTY
+    messages: msgspec.Raw = _EMPTY
+    text: msgspec.Raw = _EMPTY
+    prompt: msgspec.Raw = _EMPTY
+    input_ids: msgspec.Raw = _EMPTY
+    input: msgspec.Raw = _EMPTY
+    bootstrap_host: msgspec.Raw = _EMPTY
+    bootstrap_port: msgspec.Raw = _EMPTY
+    bootstrap_room: msgspec.Raw = _EMPTY
+
+    @property
+    def key(self) -> bytes:
+        """The prompt as bytes, in the order in which a template would place it."""
+        parts = (self.tools, self.system, self.messages, self.input_ids, self.text, self.prompt, self.input)
+        return b"".join(bytes(part) for part in parts)
+
+    @property
+    def model_name(self) -> str | None:
+        """The model asked for, if any."""
+        return self.model if isinstance(self.model, str) and self.model else None
+
+    @property
+    def batch_size(self) -> int | None:
+        """Prompts of a batch; None for a single one."""
+        for raw in (self.text, self.prompt, self.input_ids):
+            data = bytes(raw)
+            if data.startswith(b"["):
+                items = msgspec.json.decode(data)
+                if items and isinstance(items[0], str | list):
+                    return len(items)
+        return None
+
+
+_decoder = msgspec.json.Decoder(Head)
+
+
+def parse_head(body: bytes) -> Head:
+    """Read a body.
+
+    Raises:
+        RouterError: it is no JSON object.
+    """
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise RouterError("bad_request", "The body must be a JSON object.") from None
+
+
+def with_fields(body: bytes, head: Head, fields: dict[str, Any]) -> bytes:
+    """``body`` with bootstrap fields, which replace those of the caller."""
+    if any(bytes(getattr(head, name)) for name in _BOOTSTRAP):
+        return msgspec.json.encode({**msgspec.json.decode(body), **fields})
+    start = body.rstrip()[:-1].rstrip()
+    comma = b"" if start.endswith(b"{") else b","
+    return start + comma + msgspec.json.encode(fields)[1:]

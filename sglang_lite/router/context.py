@@ -1,0 +1,72 @@
+"""What the handlers of one router process share."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+
+import aiohttp
+from aiohttp import web
+
+from sglang_lite.router.breaker import BreakerLimits
+from sglang_lite.router.leases import LeaseTable
+from sglang_lite.router.metrics import RouterMetrics
+from sglang_lite.router.options import RouterOptions
+from sglang_lite.router.policies import POLICIES, Policy, PolicyLimits
+from sglang_lite.router.workers import Registry, Worker
+
+
+@dataclass(eq=False)
+class RouterContext:
+    """State of a router process. ``session`` exists while the application runs."""
+
+    options: RouterOptions
+    generator: random.Random = field(default_factory=random.SystemRandom)
+    draining: bool = False
+    metrics: RouterMetrics = field(default_factory=RouterMetrics)
+    scopes: dict[int, asyncio.Timeout] = field(default_factory=dict)
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    registry: Registry = field(init=False)
+    leases: LeaseTable = field(init=False)
+    policies: dict[str, Policy] = field(init=False)
+    session: aiohttp.ClientSession = field(init=False)
+
+    def __post_init__(self) -> None:
+        options = self.options
+        breaker = BreakerLimits(
+            0 if options.disable_circuit_breaker else options.cb_failure_threshold,
+            options.cb_success_threshold,
+            options.cb_timeout_duration_secs,
+        )
+        self.registry = Registry(breaker, self._forget)
+        self.registry.known_models = set(options.models)
+        self.leases = LeaseTable(options.stale_request_timeout_secs)
+        limits = PolicyLimits(
+            options.cache_threshold, options.balance_abs_threshold, options.balance_rel_threshold, options.max_tree_size
+        )
+        names = {
+            "regular": options.policy,
+            "prefill": options.prefill_policy or options.policy,
+            "decode": options.decode_policy or options.policy,
+        }
+        self.policies = {role: POLICIES[name](limits, self.generator) for role, name in names.items()}
+        for url in options.worker_urls:
+            self.registry.add(url)
+        for url, port in options.prefill:
+            self.registry.add(url, role="prefill", port=port)
+        for url in options.decode:
+            self.registry.add(url, role="decode")
+
+    @property
+    def now(self) -> float:
+        """Seconds of a clock that never goes back."""
+        return time.monotonic()
+
+    def _forget(self, worker: Worker) -> None:
+        for policy in self.policies.values():
+            policy.forget(worker)
+
+
+CONTEXT: web.AppKey[RouterContext] = web.AppKey("context", RouterContext)

@@ -1,0 +1,56 @@
+"""What the router itself answers when no worker's answer can be passed on."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+
+STATUS = {
+    "bad_request": 400,
+    "unauthorized": 401,
+    "model_not_found": 404,
+    "worker_not_found": 404,
+    "payload_too_large": 413,
+    "upstream_unreachable": 502,
+    "upstream_status": 502,
+    "upstream_timeout": 502,
+    "no_healthy_workers": 503,
+    "no_prefill_workers_available": 503,
+    "no_decode_workers_available": 503,
+    "breaker_open": 503,
+    "worker_misconfigured": 503,
+    "draining": 503,
+    "stale_request_expired": 504,
+    "internal_error": 500,
+}
+"""Code of an error -> HTTP status."""
+
+CODE_HEADER = "x-router-error-code"
+
+
+class RouterError(Exception):
+    """An answer of the router itself. ``message`` is for clients: it never names a worker."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status = STATUS[code]
+
+
+def error_body(error: RouterError) -> bytes:
+    """The envelope as JSON."""
+    kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    return msgspec.json.encode({"error": {"type": kind, "code": error.code, "message": error.message}})
+
+
+def error_response(error: RouterError) -> web.Response:
+    """The envelope with its status and header."""
+    return web.Response(
+        body=error_body(error),
+        status=error.status,
+        content_type="application/json",
+        headers={CODE_HEADER: error.code},
+    )

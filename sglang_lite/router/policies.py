@@ -1,0 +1,164 @@
+"""How one of several workers is chosen. No I/O; what is random comes from a generator that is handed in."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sglang_lite.router.prefix_tree import PrefixTree
+from sglang_lite.router.workers import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLimits:
+    """Settings of the policies.
+
+    Attributes:
+        match: share of a prompt that must be known for its workers to be preferred.
+        absolute, relative: loads are out of balance when max - min and max / min are above these.
+        tree_bytes: size of a prefix tree.
+    """
+
+    match: float = 0.5
+    absolute: int = 32
+    relative: float = 1.1
+    tree_bytes: int = 64 << 20
+
+
+class Policy(Protocol):
+    """Chooses among at least one worker. ``key`` is the prompt as bytes, ``routing_key`` the caller's own."""
+
+    def choose(self, workers: Sequence[Worker], key: bytes, routing_key: str | None) -> Worker: ...
+
+    def sent(self, worker: Worker, key: bytes) -> None:
+        """``worker`` took the request and answered it well."""
+
+    def forget(self, worker: Worker) -> None:
+        """``worker`` is gone."""
+
+
+class _Stateless:
+    def sent(self, worker: Worker, key: bytes) -> None:
+        del worker, key
+
+    def forget(self, worker: Worker) -> None:
+        del worker
+
+
+class RoundRobin(_Stateless):
+    """One after the other."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def choose(self, workers: Sequence[Worker], key: bytes, routing_key: str | None) -> Worker:
+        del key, routing_key
+        self._turn += 1
+        return workers[(self._turn - 1) % len(workers)]
+
+
+class Random(_Stateless):
+    """Any."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self._generator = generator
+
+    def choose(self, workers: Sequence[Worker], key: bytes, routing_key: str | None) -> Worker:
+        del key, routing_key
+        return self._generator.choice(workers)
+
+
+class PowerOfTwo(_Stateless):
+    """The less loaded of two at random."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self._generator = generator
+
+    def choose(self, workers: Sequence[Worker], key: bytes, routing_key: str | None) -> Worker:
+        del key, routing_key
+        if len(workers) == 1:
+            return workers[0]
+        first, second = self._generator.sample(workers, 2)
+        return first if first.load <= second.load else second
+
+
+class ConsistentHashing(_Stateless):
+    """The same worker for the same routing key, else for the same beginning of the prompt; a worker that leaves
+    moves only its own keys."""
+
+    _POINTS = 64
+    _BEGINNING = 1024
+
+    def __init__(self) -> None:
+        self._urls: tuple[str, ...] = ()
+        self._points: list[int] = []
+        self._owners: list[str] = []
+
+    def choose(self, workers: Sequence[Worker], key: bytes, routing_key: str | None) -> Worker:
+        by_url = {worker.url: worker for worker in workers}
+        urls = tuple(by_url)
+        if urls != self._urls:
+            ring = sorted((_point(f"{url}#{number}".encode()), url) for url in urls for number in range(self._POINTS))
+            self._points, self._owners = [point for point, _ in ring], [url for _, url in ring]
+            self._urls = urls
+        wanted = _point(routing_key.encode() if routing_key else key[: self._BEGINNING])
+        place = bisect.bisect(self._points, wanted) % len(self._points)
+        return by_url[self._owners[place]]
+
+
+class CacheAware:
+    """The worker that has most of the prompt in its cache, unless loads are out of balance."""
+
+    def __init__(self, limits: PolicyLimits) -> None:
+        self._limits = limits
+        self._tree = PrefixTree(limits.tree_bytes)
+        self._turn = 0
+
+    def choose(self, workers: Sequence[Worker], key: bytes, routing_key: str | None) -> Worker:
+        del routing_key
+        loads = [worker.load for worker in workers]
+        low, high = min(loads), max(loads)
+        limits = self._limits
+        if high - low > limits.absolute and high > limits.relative * low:
+            return self._least(workers, loads, low)
+        bits = 0
+        for worker in workers:
+            bits |= 1 << worker.index
+        length, holders = self._tree.match(key, bits)
+        if key and length > limits.match * len(key):
+            matching = [worker for worker in workers if holders >> worker.index & 1]
+            return min(matching, key=_load)
+        return self._least(workers, loads, low)
+
+    def _least(self, workers: Sequence[Worker], loads: Sequence[int], low: int) -> Worker:
+        """Equally loaded workers take turns, so that prompts spread while nothing runs."""
+        idle = [worker for worker, load in zip(workers, loads, strict=True) if load == low]
+        self._turn += 1
+        return idle[self._turn % len(idle)]
+
+    def sent(self, worker: Worker, key: bytes) -> None:
+        self._tree.insert(key, worker.index)
+
+    def forget(self, worker: Worker) -> None:
+        self._tree.remove_worker(worker.index)
+
+
+POLICIES: dict[str, Callable[[PolicyLimits, random.Random], Policy]] = {
+    "cache_aware": lambda limits, generator: CacheAware(limits),
+    "consistent_hashing": lambda limits, generator: ConsistentHashing(),
+    "power_of_two": lambda limits, generator: PowerOfTwo(generator),
+    "random": lambda limits, generator: Random(generator),
+    "round_robin": lambda limits, generator: RoundRobin(),
+}
+
+
+def _load(worker: Worker) -> int:
+    return worker.load
+
+
+def _point(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")

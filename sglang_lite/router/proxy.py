@@ -1,0 +1,316 @@
+"""Requests to one worker: choose, send, try another one before the first byte, pass the answer on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import string
+from contextlib import suppress
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from sglang_lite.router.body import Head, parse_head
+from sglang_lite.router.context import CONTEXT, RouterContext
+from sglang_lite.router.errors import RouterError, error_body
+from sglang_lite.router.workers import Worker, usable
+
+REQUEST_ID = "x-request-id"
+_ROUTING_KEYS = ("x-sgl-route-key", "x-smg-routing-key")
+_DROPPED = frozenset(
+    {
+        "cookie",
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "upgrade",
+        "expect",
+        "accept-encoding",
+        "x-sgl-decode-url",
+    }
+)
+_RETURNED = ("content-type", "retry-after", "cache-control", "x-accel-buffering", "www-authenticate")
+_RETRIED = frozenset({500, 503})
+_PREFIXES = {
+    "/generate": "gnt-",
+    "/v1/chat/completions": "chatcmpl-",
+    "/v1/completions": "cmpl-",
+    "/v1/responses": "resp-",
+}
+_ALPHABET = string.ascii_letters + string.digits
+
+
+@dataclass(slots=True)
+class Call:
+    """One request of a client on its way."""
+
+    request: web.Request
+    context: RouterContext
+    body: bytes
+    head: Head
+    request_id: str
+    headers: dict[str, str]
+
+    @property
+    def routing_key(self) -> str | None:
+        """The caller's own key for where it wants to be."""
+        return next((self.request.headers[name] for name in _ROUTING_KEYS if self.request.headers.get(name)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer of a worker."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def request_id_of(request: web.Request, names: tuple[str, ...] = (REQUEST_ID,)) -> str:
+    """The caller's id, or a new one with the prefix of the path."""
+    for name in names:
+        if given := request.headers.get(name):
+            return given
+    return _PREFIXES.get(request.path, "req-") + "".join(random.choices(_ALPHABET, k=24))
+
+
+def forwarded_headers(request: web.Request, request_id: str) -> dict[str, str]:
+    """Headers that a worker gets."""
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    listed = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    kept = {name: value for name, value in headers.items() if name not in _DROPPED and name not in listed}
+    kept[REQUEST_ID] = request_id
+    kept["content-type"] = headers.get("content-type", "application/json")
+    return kept
+
+
+async def read_call(request: web.Request) -> Call:
+    """Read a request of a client.
+
+    Raises:
+        RouterError: the body is too large or no JSON object.
+    """
+    context = request.app[CONTEXT]
+    try:
+        body = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        limit = context.options.max_payload_size
+        raise RouterError("payload_too_large", f"The body may have {limit} bytes at most.") from None
+    request_id = request["request_id"]
+    return Call(request, context, body, parse_head(body), request_id, forwarded_headers(request, request_id))
+
+
+async def forward(request: web.Request) -> web.StreamResponse:
+    """Pass a request to one worker of its model."""
+    call = await read_call(request)
+    return await Attempts(call).run()
+
+
+class Attempts:
+    """The attempts of one call. A worker is tried again only when no other one is left."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._tried: set[str] = set()
+        self._reply: Reply | None = None
+        self._error: RouterError | None = None
+
+    async def run(self) -> web.StreamResponse:
+        """The answer of the first worker that has one, or of the last."""
+        call, options = self._call, self._call.context.options
+        attempts = 1 if options.disable_retries else options.retry_max_retries
+        for attempt in range(attempts):
+            try:
+                worker = self._choose()
+            except RouterError as error:
+                if attempt == 0:
+                    raise
+                self._error = self._error or error
+                break
+            if attempt:
+                call.context.metrics.retries.inc()
+                if worker.url in self._tried:
+                    await asyncio.sleep(options.backoff(attempt, call.context.generator.random()))
+            self._tried.add(worker.url)
+            response = await self._send(worker)
+            if response is not None:
+                return response
+        if self._reply is not None:
+            return whole(self._reply, call.request_id)
+        raise self._error or RouterError("internal_error", "No attempt was made.")
+
+    def _choose(self) -> Worker:
+        call = self._call
+        workers = call.context.registry.of_model(call.head.model_name)
+        regular = [worker for worker in workers if worker.role == "regular"]
+        ready = usable(regular, call.context.now, "no_healthy_workers")
+        fresh = [worker for worker in ready if worker.url not in self._tried] or ready
+        policy = call.context.policies["regular"]
+        return policy.choose(fresh, call.head.key, call.routing_key)
+
+    async def _send(self, worker: Worker) -> web.StreamResponse | None:
+        """One attempt; None when another one may follow."""
+        call = self._call
+        try:
+            async with Lease(call.context, worker) as lease:
+                response, reply = await exchange(call, worker, call.body, lease)
+        except RouterError as error:
+            if error.code == "stale_request_expired":
+                raise
+            self._error, self._reply = error, None
+            if error.code == "upstream_timeout":
+                raise
+            return None
+        if response is not None:
+            return response
+        assert reply is not None
+        if reply.status in _RETRIED:
+            self._reply = reply
+            return None
+        if reply.status < 400:
+            call.context.policies["regular"].sent(worker, call.head.key)
+        return whole(reply, call.request_id)
+
+
+class Lease:
+    """A worker's load and breaker while a request is there; says how it ended exactly once, whatever happens.
+
+    Raises:
+        RouterError: stale_request_expired when the lease ran out, breaker_open when another request has the probe.
+    """
+
+    def __init__(self, context: RouterContext, worker: Worker) -> None:
+        self._context = context
+        self._worker = worker
+        self._lease = -1
+        self._verdict: bool | None = None
+        self._scope = asyncio.timeout(None)
+
+    async def __aenter__(self) -> Lease:
+        if not self._worker.breaker.acquire(self._context.now):
+            raise RouterError("breaker_open", "All workers have failed lately and rest; try again later.")
+        await self._scope.__aenter__()
+        self._lease = self._context.leases.acquire(self._worker.index, self._context.now)
+        self._context.scopes[self._lease] = self._scope
+        self._worker.load += 1
+        return self
+
+    def judge(self, well: bool) -> None:
+        """How the worker did; without a word the breaker learns nothing."""
+        self._verdict = well
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        context, breaker = self._context, self._worker.breaker
+        self._worker.load -= 1
+        context.scopes.pop(self._lease, None)
+        context.leases.release(self._lease)
+        try:
+            await self._scope.__aexit__(None if error is None else type(error), error, None)
+        except TimeoutError:
+            self._verdict = False
+            context.metrics.stale.inc()
+            raise RouterError("stale_request_expired", "The request was active for too long.") from None
+        finally:
+            if self._verdict is None:
+                breaker.forget()
+            elif self._verdict:
+                breaker.succeed()
+            else:
+                breaker.fail(context.now)
+
+
+async def exchange(
+    call: Call,
+    worker: Worker,
+    body: bytes,
+    lease: Lease,
+    extra: dict[str, str] | None = None,
+    whole_stream: bool = False,
+) -> tuple[web.StreamResponse | None, Reply | None]:
+    """Send ``body`` to ``worker``: the streamed response, already sent, or the whole reply, not sent yet.
+
+    ``extra`` are headers for the worker and the client; ``whole_stream`` reads streams like any other reply.
+
+    Raises:
+        RouterError: upstream_unreachable or upstream_timeout, before anything went to the client.
+    """
+    timeout = call.context.options.request_timeout_secs
+    headers = {**call.headers, **(extra or {})}
+    if worker.api_key:
+        headers["authorization"] = f"Bearer {worker.api_key}"
+    try:
+        async with asyncio.timeout(timeout) as limit:
+            async with call.context.session.post(
+                worker.url + call.request.path_qs, data=body, headers=headers, allow_redirects=False
+            ) as upstream:
+                streamed = upstream.content_type == "text/event-stream" and upstream.status < 400
+                if streamed and not whole_stream:
+                    limit.reschedule(None)
+                    if worker.role == "regular":
+                        call.context.policies["regular"].sent(worker, call.head.key)
+                    return await _stream(call, upstream, lease, extra), None
+                data = await upstream.read()
+                kept = {name: upstream.headers[name] for name in _RETURNED if name in upstream.headers}
+                lease.judge(upstream.status < 500)
+                return None, Reply(upstream.status, {**kept, **(extra or {})}, data)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        lease.judge(False)
+        raise RouterError("upstream_timeout", f"The worker did not answer within {timeout:g} s.") from None
+    except (aiohttp.ClientError, ConnectionError) as error:
+        lease.judge(False)
+        raise RouterError("upstream_unreachable", "The worker could not be reached.") from error
+
+
+async def _stream(
+    call: Call, upstream: aiohttp.ClientResponse, lease: Lease, extra: dict[str, str] | None
+) -> web.StreamResponse:
+    """Pass a stream on as it comes. One that breaks ends with an error event and without [DONE]."""
+    kept = {name: upstream.headers[name] for name in _RETURNED if name in upstream.headers}
+    response = web.StreamResponse(
+        status=upstream.status, headers={**kept, REQUEST_ID: call.request_id, **(extra or {})}
+    )
+    await response.prepare(call.request)
+    call.request["stream"] = response
+    content = upstream.content
+    idle = call.context.options.request_timeout_secs
+    try:
+        while True:
+            async with asyncio.timeout(idle):
+                data = await content.readany()
+            if not data:
+                break
+            try:
+                await response.write(data)
+            except ConnectionError:
+                return response  # the client is gone, which says nothing about the worker
+    except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError, TimeoutError) as error:
+        lease.judge(False)
+        code = "upstream_timeout" if isinstance(error, TimeoutError) else "upstream_unreachable"
+        ending = RouterError(code, "The worker ended before its answer was complete.")
+        return await end_stream(response, ending)
+    lease.judge(True)
+    with suppress(ConnectionError):
+        await response.write_eof()
+    return response
+
+
+async def end_stream(response: web.StreamResponse, error: RouterError) -> web.StreamResponse:
+    """End a stream that has begun with an error event; a reader that is gone misses nothing."""
+    with suppress(ConnectionError):
+        await response.write(b"\n\ndata: " + error_body(error) + b"\n\n")
+        await response.write_eof()
+    return response
+
+
+def whole(reply: Reply, request_id: str) -> web.Response:
+    """A worker's whole answer as ours."""
+    return web.Response(status=reply.status, body=reply.body, headers={**reply.headers, REQUEST_ID: request_id})

@@ -1,0 +1,112 @@
+"""Getting to know workers, and looking after them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from sglang_lite.router.context import RouterContext
+from sglang_lite.router.workers import Worker
+
+logger = logging.getLogger(__name__)
+
+_INFO_SECONDS = 2.0
+_INFO_ATTEMPTS = 3
+_INFO_BACKOFF = 0.1
+
+
+class NotReadyError(Exception):
+    """The worker did not introduce itself; ``final`` when asking again at once would not help."""
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+def watch(context: RouterContext, worker: Worker) -> None:
+    """Look after ``worker`` until it is removed."""
+    context.tasks[worker.url] = asyncio.create_task(_look_after(context, worker))
+
+
+def unwatch(context: RouterContext, worker: Worker) -> None:
+    """Stop looking after it."""
+    task = context.tasks.pop(worker.url, None)
+    if task is not None:
+        task.cancel()
+
+
+async def register(context: RouterContext, worker: Worker) -> None:
+    """Ask a worker what it is.
+
+    Raises:
+        NotReadyError: it does not say, after three attempts or at once where another would be in vain.
+    """
+    for attempt in range(_INFO_ATTEMPTS):
+        try:
+            worker.take_info(await _server_info(context, worker))
+            return
+        except NotReadyError as error:
+            if error.final or attempt == _INFO_ATTEMPTS - 1:
+                raise
+        await asyncio.sleep(_INFO_BACKOFF * 2**attempt)
+
+
+async def _look_after(context: RouterContext, worker: Worker) -> None:
+    options = context.options
+    deadline = context.now + options.worker_startup_timeout_secs
+    while not worker.registered:
+        try:
+            await register(context, worker)
+        except NotReadyError as error:
+            if context.now > deadline:
+                logger.error("gave worker %s up: %s", worker.url, error)
+                context.registry.remove(worker.url)
+                context.tasks.pop(worker.url, None)
+                return
+            await asyncio.sleep(options.worker_startup_check_interval)
+    logger.info("worker %s is there: %s, models %s", worker.url, worker.role, ", ".join(worker.models))
+    while not options.disable_health_check:
+        await asyncio.sleep(options.health_check_interval_secs)
+        was = worker.healthy
+        passed = await check(context, worker)
+        worker.note_check(passed, options.health_failure_threshold, options.health_success_threshold)
+        if was != worker.healthy:
+            logger.warning("worker %s is %s", worker.url, "healthy again" if worker.healthy else "not healthy")
+
+
+async def check(context: RouterContext, worker: Worker) -> bool:
+    """One health check."""
+    url = worker.url + context.options.health_check_endpoint
+    try:
+        async with asyncio.timeout(context.options.health_check_timeout_secs), context.session.get(url) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, ConnectionError, TimeoutError):
+        return False
+
+
+async def _server_info(context: RouterContext, worker: Worker) -> dict[str, Any]:
+    key = worker.api_key or context.options.api_key
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    for path in ("/server_info", "/get_server_info"):
+        try:
+            async with (
+                asyncio.timeout(_INFO_SECONDS),
+                context.session.get(worker.url + path, headers=headers) as response,
+            ):
+                status, data = response.status, await response.read()
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            raise NotReadyError(f"{path}: {type(error).__name__} {error}") from error
+        if status == 404 and path == "/server_info":
+            continue
+        if status != 200:
+            raise NotReadyError(f"{path}: status {status}", final=400 <= status < 500)
+        try:
+            info = msgspec.json.decode(data, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise NotReadyError(f"{path}: {error}", final=True) from error
+        return info
+    raise NotReadyError("neither /server_info nor /get_server_info exists", final=True)

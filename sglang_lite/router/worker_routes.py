@@ -1,0 +1,131 @@
+"""The router about itself: health, models, metrics, and workers that come and go."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from sglang_lite.router.context import CONTEXT, RouterContext
+from sglang_lite.router.control import _json
+from sglang_lite.router.errors import RouterError
+from sglang_lite.router.registration import unwatch, watch
+from sglang_lite.router.workers import Worker
+
+
+class NewWorker(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /workers``. Fields of SGLang's router that change nothing here are taken as they are."""
+
+    url: str
+    worker_type: str = "regular"
+    bootstrap_port: int | None = None
+    api_key: str | None = None
+    priority: int | None = None
+    cost: float | None = None
+    labels: dict[str, str] | None = None
+
+
+def worker_id(worker: Worker) -> str:
+    """The same for the same address."""
+    return hashlib.sha256(worker.url.encode()).hexdigest()[:16]
+
+
+async def alive(request: web.Request) -> web.Response:
+    """The process answers."""
+    return web.Response(text="OK")
+
+
+async def ready(request: web.Request) -> web.Response:
+    """Whether a request would find a worker. Breakers are looked at, not used."""
+    context = request.app[CONTEXT]
+    workers = context.registry.registered()
+    healthy = sum(worker.healthy for worker in workers)
+    able = healthy > 0 and not context.draining
+    body = {
+        "status": "ready" if able else "not ready",
+        "healthy_workers": healthy,
+        "total_workers": len(context.registry.workers),
+    }
+    return _json(body, 200 if able else 503)
+
+
+async def models(request: web.Request) -> web.Response:
+    """All models of all workers."""
+    names = dict.fromkeys(worker.models[0] for worker in request.app[CONTEXT].registry.registered() if worker.models)
+    return _json({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "local"} for name in names]})
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus metrics; needs no key."""
+    context = request.app[CONTEXT]
+    context.metrics.active.set(context.leases.total)
+    for worker in context.registry.workers.values():
+        context.metrics.health.labels(worker.url).set(worker.healthy)
+        context.metrics.breaker.labels(worker.url).set(worker.breaker.state.value)
+    return web.Response(body=context.metrics.text(), headers={"content-type": "text/plain; version=0.0.4"})
+
+
+async def list_workers(request: web.Request) -> web.Response:
+    """Every worker, registered or not."""
+    found = list(request.app[CONTEXT].registry.workers.values())
+    stats = {role: sum(worker.role == role for worker in found) for role in ("prefill", "decode", "regular")}
+    return _json({"workers": [_shown(worker) for worker in found], "total": len(found), "stats": stats})
+
+
+async def add_worker(request: web.Request) -> web.Response:
+    """Take in a worker; it is used once it has introduced itself."""
+    context = request.app[CONTEXT]
+    try:
+        wanted = msgspec.json.decode(await request.read(), type=NewWorker)
+        worker = context.registry.add(
+            wanted.url, role=wanted.worker_type, port=wanted.bootstrap_port, api_key=wanted.api_key
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise RouterError("bad_request", str(error)) from None
+    watch(context, worker)
+    name = worker_id(worker)
+    return _json({"status": "accepted", "worker_id": name, "location": f"/workers/{name}"}, 202)
+
+
+async def show_worker(request: web.Request) -> web.Response:
+    """One worker."""
+    return _json(_shown(_named(request)))
+
+
+async def remove_worker(request: web.Request) -> web.Response:
+    """Send nothing more to a worker; requests that it has go on to their end."""
+    context, worker = request.app[CONTEXT], _named(request)
+    unwatch(context, worker)
+    context.registry.remove(worker.url)
+    return _json({"status": "accepted", "worker_id": worker_id(worker), "running": worker.load}, 202)
+
+
+def start_watching(context: RouterContext) -> None:
+    """Look after the workers of the options."""
+    for worker in context.registry.workers.values():
+        watch(context, worker)
+
+
+def _named(request: web.Request) -> Worker:
+    name = request.match_info["worker_id"]
+    for worker in request.app[CONTEXT].registry.workers.values():
+        if worker_id(worker) == name:
+            return worker
+    raise RouterError("worker_not_found", "No worker has this id; see /workers.")
+
+
+def _shown(worker: Worker) -> dict[str, Any]:
+    return {
+        "id": worker_id(worker),
+        "url": worker.url,
+        "model_id": worker.models[0] if worker.models else None,
+        "worker_type": worker.role,
+        "is_healthy": worker.healthy,
+        "is_registered": worker.registered,
+        "load": worker.load,
+        "connection_mode": "http",
+        "circuit_breaker": worker.breaker.state.name.lower(),
+        **({"bootstrap_port": worker.bootstrap_port} if worker.bootstrap_port is not None else {}),
+    }

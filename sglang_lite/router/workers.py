@@ -1,0 +1,171 @@
+"""The workers behind the router: what is known of each, and which of them a request may go to. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from sglang_lite.router.breaker import Breaker, BreakerLimits
+from sglang_lite.router.errors import RouterError
+
+ROLES = ("regular", "prefill", "decode")
+_LAYOUT = ("dtype", "page_size", "num_layers", "kv_heads", "head_dim", "kv_tensors_per_token")
+_SCHEMES = ("http", "https")
+MAX_WORKERS = 4096
+
+
+def normalize_url(url: str) -> str:
+    """A worker's address without a slash at the end.
+
+    Raises:
+        ValueError: no http or https address of a host.
+    """
+    text = url.strip().rstrip("/")
+    parts = urlsplit(text)
+    if parts.scheme in ("grpc", "grpcs"):
+        raise ValueError(f"worker {url!r}: gRPC workers are not supported yet; give the worker's http:// address")
+    if parts.scheme not in _SCHEMES or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"worker {url!r}: must be http://HOST[:PORT] or https://HOST[:PORT]")
+    return text
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker. ``index`` is its bit in sets of workers; a later worker may get it again.
+
+    ``role``, ``bootstrap_port``, ``models`` and ``layout`` (of its KV pages) are the worker's own word once it is
+    ``registered``.
+    """
+
+    url: str
+    index: int
+    breaker: Breaker
+    role: str = "regular"
+    bootstrap_port: int | None = None
+    api_key: str | None = None
+    models: tuple[str, ...] = ()
+    layout: tuple[Any, ...] | None = None
+    registered: bool = False
+    healthy: bool = False
+    load: int = 0
+    failed_checks: int = 0
+    passed_checks: int = 0
+    host: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.host = urlsplit(self.url).hostname or ""
+
+    def take_info(self, info: dict[str, Any]) -> None:
+        """Learn from the body of ``/server_info``."""
+        names = (info.get("served_model_name"), info.get("model_path"))
+        self.models = tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name))
+        mode = info.get("disaggregation_mode")
+        if mode in ("prefill", "decode"):
+            self.role = mode
+        elif mode in ("null", None):
+            self.role = "regular" if "disaggregation_mode" in info else self.role
+        port = info.get("disaggregation_bootstrap_port")
+        if isinstance(port, int) and 0 < port < 65536:
+            self.bootstrap_port = port
+        cache = info.get("kv_cache")
+        self.layout = tuple(cache.get(name) for name in _LAYOUT) if isinstance(cache, dict) else None
+        self.registered = True
+        self.healthy = True
+        self.failed_checks = 0
+
+    def note_check(self, passed: bool, failures: int, successes: int) -> None:
+        """One health check; it takes several in a row to change sides."""
+        if passed:
+            self.failed_checks = 0
+            self.passed_checks += 1
+            if self.passed_checks >= successes:
+                self.healthy = True
+        else:
+            self.passed_checks = 0
+            self.failed_checks += 1
+            if self.failed_checks >= failures:
+                self.healthy = False
+
+
+def compatible(prefill: Worker, decode: Worker) -> bool:
+    """Whether KV pages of one fit into the other; unknown layouts are trusted."""
+    return prefill.layout is None or decode.layout is None or prefill.layout == decode.layout
+
+
+class Registry:
+    """All workers by address."""
+
+    def __init__(self, limits: BreakerLimits, on_remove: Callable[[Worker], None]) -> None:
+        self._limits = limits
+        self._on_remove = on_remove
+        self._free: list[int] = []
+        self.workers: dict[str, Worker] = {}
+        self.known_models: set[str] = set()
+
+    def add(self, url: str, *, role: str = "regular", port: int | None = None, api_key: str | None = None) -> Worker:
+        """A new worker, not registered yet.
+
+        Raises:
+            ValueError: a wrong address or role, one that is there already, or too many.
+        """
+        url = normalize_url(url)
+        if url in self.workers:
+            raise ValueError(f"worker {url!r} is given twice")
+        if role not in ROLES:
+            raise ValueError(f"worker_type {role!r}: must be one of {', '.join(ROLES)}")
+        if len(self.workers) >= MAX_WORKERS:
+            raise ValueError(f"there are {MAX_WORKERS} workers already")
+        index = self._free.pop() if self._free else len(self.workers)
+        worker = Worker(url, index, Breaker(self._limits), role, port, api_key)
+        self.workers[url] = worker
+        return worker
+
+    def remove(self, url: str) -> Worker | None:
+        """Take a worker out; requests that it has go on."""
+        worker = self.workers.pop(url.strip().rstrip("/"), None)
+        if worker is not None:
+            self._free.append(worker.index)
+            self._on_remove(worker)
+        return worker
+
+    def registered(self) -> list[Worker]:
+        """Workers that have introduced themselves."""
+        return [worker for worker in self.workers.values() if worker.registered]
+
+    def of_model(self, model: str | None) -> list[Worker]:
+        """Registered workers that serve ``model`` (``name:adapter`` is the adapter of ``name``); None means any.
+
+        Raises:
+            RouterError: no_healthy_workers without any worker at all, model_not_found when others are served.
+        """
+        present = self.registered()
+        if not present:
+            raise RouterError("no_healthy_workers", "No worker is available; try again later.")
+        if model is None:
+            return present
+        found = [worker for worker in present if model in worker.models]
+        if not found and ":" in model:
+            base = model.partition(":")[0]
+            found = [worker for worker in present if base in worker.models]
+        if not found and model in self.known_models:
+            raise RouterError("no_healthy_workers", "No worker of this model is available; try again later.")
+        if not found:
+            raise RouterError("model_not_found", f"The model {model[:200]!r} is not served here; see /v1/models.")
+        return found
+
+
+def usable(workers: list[Worker], now: float, none_code: str) -> list[Worker]:
+    """Those that are healthy and whose breaker lets a request through.
+
+    Raises:
+        RouterError: ``none_code`` when none is healthy, breaker_open when only breakers stand in the way.
+    """
+    healthy = [worker for worker in workers if worker.healthy]
+    if not healthy:
+        raise RouterError(none_code, "No healthy worker is available; try again later.")
+    ready = [worker for worker in healthy if worker.breaker.allows(now)]
+    if not ready:
+        raise RouterError("breaker_open", "All workers have failed lately and rest; try again later.")
+    return ready

@@ -1,0 +1,140 @@
+"""Breaker, leases, prefix tree and policies against plain models of them."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_lite.router.breaker import Breaker, BreakerLimits, BreakerState
+from sglang_lite.router.leases import LeaseTable
+from sglang_lite.router.policies import CacheAware, ConsistentHashing, PolicyLimits, PowerOfTwo, RoundRobin
+from sglang_lite.router.prefix_tree import PAGE, PrefixTree
+from sglang_lite.router.workers import Registry, Worker
+
+
+def make_workers(count: int) -> list[Worker]:
+    registry = Registry(BreakerLimits(), lambda worker: None)
+    return [registry.add(f"http://w{number}") for number in range(count)]
+
+
+@given(st.lists(st.sampled_from(["ask", "send", "well", "badly", "gone", "wait"]), max_size=60))
+def test_breaker(events: list[str]) -> None:
+    limits = BreakerLimits(failures=3, successes=2, cooldown=10)
+    breaker, now, running, in_a_row = Breaker(limits), 0.0, 0, 0
+    for event in events:
+        if event == "wait":
+            now += 6
+        elif event == "ask":
+            before = (breaker.state, breaker.allows(now))
+            assert (breaker.state, breaker.allows(now)) == before
+        elif event == "send":
+            expected = breaker.allows(now)
+            assert breaker.acquire(now) == expected
+            running += expected
+            if breaker.state is BreakerState.HALF_OPEN:
+                assert not breaker.allows(now), "one probe at a time"
+        elif running:
+            running -= 1
+            if event == "badly":
+                in_a_row += 1
+                breaker.fail(now)
+                if in_a_row >= limits.failures:
+                    assert breaker.state is BreakerState.OPEN and not breaker.allows(now)
+            elif event == "well":
+                in_a_row = 0
+                breaker.succeed()
+            else:
+                breaker.forget()
+    later = now + limits.cooldown
+    assert breaker.allows(later) or breaker.state is BreakerState.HALF_OPEN
+
+
+@given(st.lists(st.tuples(st.sampled_from(["take", "give", "wait"]), st.integers(0, 5)), max_size=80))
+def test_leases(events: list[tuple[str, int]]) -> None:
+    table, now, model = LeaseTable(10), 0.0, {}
+    for event, number in events:
+        if event == "take":
+            model[table.acquire(number % 3, now)] = (number % 3, now)
+        elif event == "give":
+            assert table.release(number) == (model.pop(number, None) is not None)
+        else:
+            now += number
+            stale = [lease for lease, (_, start) in model.items() if start + 10 <= now]
+            assert table.expire(now) == stale
+            for lease in stale:
+                del model[lease]
+        for worker in range(3):
+            assert table.load(worker) == sum(owner == worker for owner, _ in model.values())
+        assert table.total == len(model)
+
+
+PIECES = [bytes([letter]) * PAGE for letter in b"abc"]
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.sampled_from(PIECES), max_size=6), st.integers(0, 3), st.booleans()), max_size=30),
+    st.lists(st.sampled_from(PIECES), max_size=6),
+    st.integers(0, 15),
+)
+def test_prefix_tree(history: list[tuple[list[bytes], int, bool]], wanted: list[bytes], workers: int) -> None:
+    tree, model = PrefixTree(1 << 20), set()
+    for pieces, worker, leaves in history:
+        if leaves:
+            tree.remove_worker(worker)
+            model = {entry for entry in model if entry[1] != worker}
+        key = b"".join(pieces)
+        tree.insert(key + b"rest", worker)
+        model |= {(key[:end], worker) for end in range(PAGE, len(key) + 1, PAGE)}
+    best: tuple[int, int] = (0, 0)
+    key = b"".join(wanted)
+    for end in range(PAGE, len(key) + 1, PAGE):
+        holders = sum(1 << worker for worker in range(4) if (key[:end], worker) in model and workers >> worker & 1)
+        if holders:
+            best = (end, holders)
+    assert tree.match(key, workers) == best
+    assert tree.size == PAGE * len({prefix for prefix, _ in model})
+
+
+def test_the_tree_drops_what_was_used_least() -> None:
+    tree = PrefixTree(64 * PAGE)
+    for number in range(200):
+        tree.insert(b"kept" * PAGE, 0)
+        tree.insert(number.to_bytes(PAGE, "big") * 4, 1)
+        assert tree.size <= 64 * PAGE
+    assert tree.match(b"kept" * PAGE, 1) == (4 * PAGE, 1)
+    assert tree.match((0).to_bytes(PAGE, "big") * 4, 2) == (0, 0)
+    assert tree.match((199).to_bytes(PAGE, "big") * 4, 2) == (4 * PAGE, 2)
+
+
+def test_cache_aware() -> None:
+    """C926: loads out of balance win over a match."""
+    workers, policy, key = make_workers(3), CacheAware(PolicyLimits()), b"k" * 400
+    policy.sent(workers[2], key)
+    assert policy.choose(workers, key, None) is workers[2]
+    workers[2].load = 32
+    assert policy.choose(workers, key, None) is workers[2]
+    workers[2].load = 33
+    assert policy.choose(workers, key, None) is not workers[2]
+    workers[2].load, workers[0].load = 1, 1
+    assert policy.choose(workers, b"k" * 100 + b"x" * 300, None) is workers[1]
+    policy.forget(workers[2])
+    assert policy.choose(workers, key, None) is workers[1]
+
+
+def test_spreading_policies() -> None:
+    workers = make_workers(4)
+    turn = RoundRobin()
+    assert [turn.choose(workers, b"", None) for _ in range(8)] == workers * 2
+    workers[0].load = 9
+    two = PowerOfTwo(random.Random(0))
+    assert all(two.choose(workers, b"", None) is not workers[0] for _ in range(50))
+
+
+def test_hashing_moves_only_the_keys_of_who_leaves() -> None:
+    workers, ring = make_workers(5), ConsistentHashing()
+    before = {key: ring.choose(workers, b"", key) for key in map(str, range(500))}
+    assert len(set(map(id, before.values()))) == 5
+    after = {key: ring.choose(workers[1:], b"", key) for key in before}
+    assert all(after[key] is owner for key, owner in before.items() if owner is not workers[0])
