@@ -277,6 +277,8 @@ class RequestTimeline(msgspec.Struct, frozen=True, array_like=True, kw_only=True
         prefill_chunks, computed_tokens: chunks, and the positions they computed.
         cached_tokens: prompt tokens found in the prefix cache.
         preemptions: how often the request lost its pages.
+        guessed: tokens guessed under speculation, then the number of steps in which 0, 1, 2, .. of the guesses were
+            right; empty where nothing was guessed, and until the request has left its row.
     """
 
     queue_seconds: float = 0.0
@@ -287,6 +289,7 @@ class RequestTimeline(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     computed_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    guessed: list[int] = []
 
 
 @dataclass(slots=True)

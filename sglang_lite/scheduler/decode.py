@@ -97,6 +97,10 @@ class DecodeBatch:
         self.limits = np.concatenate((self.limits, self._table.params["max_new_tokens"][rows]))
         self.stale = True
 
+    def take_tally(self, row: int) -> list[int] | None:
+        """What became of the guesses of a row that is leaving; None where nobody guesses (``RequestTimeline``)."""
+        return None
+
     def refresh(self) -> None:
         """Drop rows that ended or have all their tokens planned, and gather the page table if anything changed."""
         if not self.stale and self._steps_left > 0:

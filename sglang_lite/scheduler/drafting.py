@@ -65,6 +65,8 @@ class DraftingBatch(DecodeBatch):
         # What the executor guesses knows no grammar.
         self._never = _NEVER_DRAFTED | Special.GRAMMAR if config.executor_drafts else _NEVER_DRAFTED
         self._allowed: Int32Array = np.full(table.capacity, most, dtype=np.int32)
+        # Of each row: guesses made, and steps in which 0, 1, .. of them were right.
+        self._tally: Int32Array = np.zeros((table.capacity, most + 2), dtype=np.int32)
         self._lens: Int32Array = np.empty(0, dtype=np.int32)
         self._guesses: Int32Array = np.empty((0, most), dtype=np.int32)
 
@@ -80,6 +82,14 @@ class DraftingBatch(DecodeBatch):
         tried = drafted > 0
         doubled = np.minimum(2 * np.maximum(drafted, 1), self._most)
         self._allowed[rows[tried]] = np.where(accepted >= drafted, doubled, accepted + 1)[tried]
+        self._tally[rows, 0] += drafted
+        self._tally[rows[tried], 1 + accepted[tried]] += 1
+
+    def take_tally(self, row: int) -> list[int] | None:
+        """See ``DecodeBatch.take_tally``."""
+        tally: list[int] = self._tally[row].tolist()
+        self._tally[row] = 0
+        return tally if tally[0] else None
 
     def refresh(self) -> None:
         """Take the rows' lengths from the table, drop those that ended, and guess."""

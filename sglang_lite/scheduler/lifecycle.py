@@ -71,6 +71,8 @@ def end(state: SchedulerState, request: Request, code: FinishCode, *, keep: bool
         request.state = after
     else:
         _leave(state, request, after, written_tokens(state, request) if keep else 0)
+        if request.timeline.guessed:
+            note_timeline(state, request)
     del state.requests[request.key]
     state.counters.finished[code] += 1
 
@@ -89,6 +91,8 @@ def written_tokens(state: SchedulerState, request: Request) -> int:
 
 
 def _leave(state: SchedulerState, request: Request, after: RequestState, num_written: int) -> None:
+    if (tally := state.decode.take_tally(request.row)) is not None:
+        request.timeline.add_guesses(tally)
     if request.planned < request.target:
         state.prefilling.remove(request)
     if state.queue.tenants is not None:

@@ -16,6 +16,7 @@ class Timeline:
 
     Attributes:
         queued_at, reading: when it last began to wait, and the clock of the queue then.
+        guessed: see ``RequestTimeline``.
     """
 
     __slots__ = (
@@ -26,6 +27,7 @@ class Timeline:
         "_requeue_seconds",
         "_started_at",
         "_waits",
+        "guessed",
         "queued_at",
         "reading",
     )
@@ -40,6 +42,7 @@ class Timeline:
         self._waits: dict[str, float] = {}
         self._chunks = 0
         self._computed = 0
+        self.guessed: list[int] = []
 
     def queue(self, now: float, clock: WaitClock) -> None:
         """It waits again, after a preemption."""
@@ -62,6 +65,10 @@ class Timeline:
         """A part of its prompt was computed."""
         self._chunks += 1
         self._computed += num_tokens
+
+    def add_guesses(self, tally: list[int]) -> None:
+        """It leaves its row, where this became of its guesses."""
+        self.guessed = [one + more for one, more in zip(self.guessed or [0] * len(tally), tally, strict=True)]
 
     def prefilled(self, now: float) -> None:
         """All known tokens are computed, and the next one is drawn."""
@@ -94,4 +101,5 @@ class Timeline:
             computed_tokens=self._computed,
             cached_tokens=max(request.cached_tokens, 0),
             preemptions=request.retractions,
+            guessed=self.guessed,
         )

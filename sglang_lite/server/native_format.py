@@ -39,6 +39,27 @@ class NativeFormat:
     explain: bool = False
 
 
+def speculation_fields(output: GenerationOutput) -> dict[str, Any]:
+    """The ``spec_*`` keys of a sequence that has ended; none where nothing was guessed.
+
+    A sequence that the front ended (a stop string) has none either: it is answered before the engine hears of that.
+    """
+    guessed = [] if output.timeline is None else output.timeline.guessed
+    if not guessed:
+        return {}
+    proposed, histogram = guessed[0], guessed[1:]
+    steps = sum(histogram)
+    correct = sum(count * times for count, times in enumerate(histogram))
+    return {
+        "spec_accept_rate": correct / proposed,
+        "spec_accept_length": (correct + steps) / steps,
+        "spec_num_correct_drafts": correct,
+        "spec_num_proposed_drafts": proposed,
+        "spec_verify_ct": steps,
+        "spec_correct_drafts_histogram": histogram,
+    }
+
+
 class NativeWriter:
     """Writes results of the sequences of one request."""
 
@@ -90,6 +111,7 @@ class NativeWriter:
         if self._form.return_prompt_token_ids:
             body["prompt_token_ids"] = self._prompt_ids(index)
         body["meta_info"]["response_sent_to_client_ts"] = now
+        body["meta_info"] |= speculation_fields(output)
         if self._form.explain:
             body["meta_info"]["explain"] = explanation(output, now)
         if self._form.with_timings:

@@ -300,3 +300,18 @@ async def test_reasoning_turned_off_leaves_the_grammar_at_the_start(thinking: Lo
 async def test_required_reasoning_without_a_parser(constrained: LocalServer) -> None:
     body = {"text": "A", "sampling_params": {"regex": "a"}, "require_reasoning": True}
     assert "--reasoning-parser" in await refusal(constrained, "/generate", body)
+
+
+async def test_meta_info_says_what_became_of_guesses(thinking: LocalServer, constrained: LocalServer) -> None:
+    """``spec_*`` under speculation, consistent with one another; nothing without."""
+    answer = await generate(thinking, "A", max_new_tokens=60, temperature=0, ignore_eos=True)
+    info = answer["meta_info"]
+    histogram = info["spec_correct_drafts_histogram"]
+    correct = sum(count * times for count, times in enumerate(histogram))
+    assert info["spec_num_correct_drafts"] == correct > 20
+    assert info["spec_verify_ct"] == sum(histogram)
+    assert info["spec_accept_rate"] == correct / info["spec_num_proposed_drafts"] <= 1
+    assert info["spec_accept_length"] == 1 + correct / info["spec_verify_ct"]
+    assert info["completion_tokens"] == 60
+    plain = await generate(constrained, "A", max_new_tokens=20, temperature=0)
+    assert not any(name.startswith("spec_") for name in plain["meta_info"])
