@@ -57,7 +57,8 @@ class LlguidanceBackend:
         matcher = self._library.LLMatcher
         match grammar.kind:
             case "json_schema":
-                schema = "{}" if grammar.text == ANY_JSON else grammar.text
+                # The library knows no schema "true", which says the same as an empty one.
+                schema = "{}" if grammar.text == ANY_JSON or grammar.text.strip() == "true" else grammar.text
                 return matcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
             case "regex":
                 return matcher.grammar_from_regex(grammar.text)
