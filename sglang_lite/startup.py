@@ -308,7 +308,10 @@ def _check_disaggregation(config: ServerConfig) -> None:
             f"--disaggregation-transfer-backend {backend}: transfer engine unavailable, the Python module {module!r} "
             f"is not installed"
         )
-    raise StartupError(f"--disaggregation-mode {mode} is not supported yet: remove it to serve prefill and decode here")
+    raise StartupError(
+        f"--disaggregation-mode {mode} is not supported yet: transports and sessions are there, the engine does not use "
+        f"them; remove it to serve prefill and decode here"
+    )
 
 
 def _tokenizer_directory(config: ServerConfig, model_directory: Path) -> str | None:

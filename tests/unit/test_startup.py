@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import socket
@@ -92,7 +93,12 @@ def test_options_that_cannot_be_served(options: dict[str, Any], expected: str) -
 
 
 @pytest.mark.parametrize("backend", ["mooncake", "mooncake_tcp", "nixl", "ascend", "mori"])
-def test_transfer_backend_that_is_not_installed(backend: str) -> None:
+def test_transfer_backend_that_is_not_installed(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    absent = ("mooncake", "nixl", "nixl_cu13")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, package=None: None if name in absent else found(name, package)
+    )
     message = failure(disaggregation_mode="prefill", disaggregation_transfer_backend=backend)
     assert f"--disaggregation-transfer-backend {backend}" in message
 
