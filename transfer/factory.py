@@ -52,4 +52,4 @@ def open_transport(name: str, *, host: str) -> KVTransport:
         return TcpTransport(host)
     from sglang_lite.transfer.mooncake import MooncakeTransport
 
-    return MooncakeTransport(host)
+    return MooncakeTransport(host, force_tcp=name == "mooncake_tcp")

@@ -6,11 +6,15 @@ import sys
 import time
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
-from sglang_lite.transfer.base import Outcome, SpanBatch, Transfer, TransferError
-from sglang_lite.transfer.factory import check_available, open_transport
+from sglang_lite.transfer.base import Description, Outcome, Peer, SpanBatch, Transfer, TransferError
+from sglang_lite.transfer.factory import check_available
+from sglang_lite.transfer.mooncake import MooncakeTransport, protocol_of
+from sglang_lite.transfer.mooncake_peer import Session
+from sglang_lite.transfer.tcp_peer import TcpTransfer
 
 PAGE = 4096
 
@@ -29,7 +33,7 @@ def batch(src: list[int], dst: list[int], length: int) -> SpanBatch:
 
 class Pair:
     def __init__(self) -> None:
-        self.here, self.there = (open_transport("mooncake", host="127.0.0.1") for _ in range(2))
+        self.here, self.there = (MooncakeTransport("127.0.0.1") for _ in range(2))
         self.source = np.random.default_rng(1).integers(0, 256, 2048 * PAGE, dtype=np.uint8)
         self.target = np.zeros_like(self.source)
         self.src = self.here.register(self.source.ctypes.data, self.source.nbytes)
@@ -92,6 +96,58 @@ def test_a_region_that_was_closed_refuses_and_its_successor_takes(pair: Pair) ->
     pair.peer = pair.here.connect(pair.there.describe())
     assert settled(pair.submit(batch([0], [0], PAGE))) is Outcome.DONE
     assert pair.there.notifications() == []
+
+
+def test_a_notification_that_cannot_be_sent_fails_its_transfer_and_no_other(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (peer,) = [known for known in pair.here._peers.values() if known.instance == pair.peer.instance]
+
+    def refuse(control: Peer, note: bytes) -> TcpTransfer:
+        raise TransferError("closed", "no channel")
+
+    monkeypatch.setattr(peer, "_send_note", refuse)
+    transfer = pair.submit(batch([0], [0], PAGE), b"lost")
+    assert settled(transfer) is Outcome.FAILED and transfer.reason == "closed"
+    monkeypatch.undo()
+    assert settled(pair.submit(batch([0], [0], PAGE), b"next")) is Outcome.DONE
+    assert pair.there.notifications() == [(pair.here.instance, b"next")]
+
+
+def test_a_peer_without_a_control_region_is_refused_and_leaves_nothing(pair: Pair) -> None:
+    told = msgspec.msgpack.decode(pair.there.describe(), type=Description)
+    session = msgspec.msgpack.decode(told.session, type=Session)
+    control = msgspec.structs.replace(
+        msgspec.msgpack.decode(session.control, type=Description), instance="0" * 32, regions=[]
+    )
+    bare = Session(session.session, msgspec.msgpack.encode(control))
+    told = msgspec.structs.replace(told, instance="0" * 32, session=msgspec.msgpack.encode(bare))
+    with pytest.raises(TransferError, match="no region for notifications"):
+        pair.here.connect(msgspec.msgpack.encode(told))
+    assert "0" * 32 not in pair.here.control._peers
+
+
+def test_a_peer_that_is_forgotten_is_forgotten_by_the_control_channel_too(pair: Pair) -> None:
+    waiting = pair.submit(batch([0], [0], 2048 * PAGE), b"never")
+    pair.here.disconnect(pair.peer)
+    assert not pair.here.control._peers
+    assert settled(waiting) is Outcome.FAILED and waiting.reason == "peer_lost"
+    with pytest.raises(TransferError, match="does not know the peer"):
+        pair.submit(batch([0], [0], PAGE))
+    pair.peer = pair.here.connect(pair.there.describe())
+    assert settled(pair.submit(batch([0], [0], PAGE), b"again")) is Outcome.DONE
+    assert pair.there.notifications() == [(pair.here.instance, b"again")]
+
+
+def test_the_protocol_is_that_of_the_topology(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    assert pair.here.capabilities().protocol == protocol_of(pair.here.engine.get_local_topology())
+    assert protocol_of('{"cpu:0": [[], []]}') == "tcp"
+    assert protocol_of('{"cpu:0": [[], []], "cpu:1": [[], ["mlx5_0"]]}') == "rdma"
+    with pytest.raises(TransferError, match="topology"):
+        protocol_of("[]")
+    monkeypatch.setenv("MC_FORCE_TCP", "1")
+    assert protocol_of('{"cpu:0": [["mlx5_0"], []]}') == "tcp"
 
 
 def test_strange_descriptions_are_refused(pair: Pair) -> None:
