@@ -23,6 +23,10 @@ from sglang_lite.frontend.template_bounds import BoundedEnvironment, render_boun
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.types import RequestError, StartupError
 
+# Shows where the last message ends in a prompt: its own text may occur again in what the template puts behind it. The
+# space tells whether the template trims.
+_END_MARK = "END-OF-THE-FINAL-MESSAGE "
+
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "chat_template")
 
 
@@ -107,15 +111,16 @@ class ChatTemplate:
             for message in checked:
                 if message["role"] == "developer":
                     message["role"] = "system"
-        final = _final_text(checked) if continue_final_message else None
+        if continue_final_message:
+            checked[-1] = {**checked[-1], "content": _final_text(checked) + _END_MARK}
         context: dict[str, Any] = {**self._variables, **self._default_variables, **extra}
         context.update(
             messages=checked,
             tools=list(tools) if tools else None,
-            add_generation_prompt=add_generation_prompt and final is None,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
         )
         prompt = _render(template, context)
-        return prompt if final is None else _cut_after(prompt, final)
+        return _cut_at_mark(prompt) if continue_final_message else prompt
 
 
 def parse_template_variables(raw: object) -> dict[str, Any]:
@@ -242,14 +247,12 @@ def _final_text(messages: list[dict[str, Any]]) -> str:
     return text
 
 
-def _cut_after(prompt: str, final: str) -> str:
-    """The prompt up to the end of the last message's text, whichever of its outer white space the template kept."""
-    start = prompt.rfind(final)
-    if start >= 0:
-        return prompt[: start + len(final)]
-    start = prompt.rfind(final.strip())
+def _cut_at_mark(prompt: str) -> str:
+    """The prompt up to the end of the last message's text, without its last white space where the template trims."""
+    start = prompt.rfind(_END_MARK.strip())
     if start < 0:
         raise RequestError(
             "continue_final_message: the chat template changes the text of the last message", field="messages"
         )
-    return prompt[: start + len(final.strip())]
+    text = prompt[:start]
+    return text if prompt.startswith(_END_MARK, start) else text.rstrip()

@@ -194,6 +194,12 @@ def test_continue_final_message() -> None:
     assert template(stripping).render(chat, continue_final_message=True).endswith("<|im_start|>assistant\nbegun")
 
 
+@pytest.mark.parametrize("text", ["<", "m", "|", "end", "<|im_end|>"])
+def test_continued_text_that_the_end_of_a_turn_repeats(text: str) -> None:
+    chat = [*user("x"), {"role": "assistant", "content": text}]
+    assert template(CHATML).render(chat, continue_final_message=True).endswith(f"<|im_start|>assistant\n{text}")
+
+
 @pytest.mark.parametrize(
     ("chat", "message"),
     [
