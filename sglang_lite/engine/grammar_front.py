@@ -14,7 +14,9 @@ from sglang_lite.grammar.compiler import NO_BACKEND, Compiled, GrammarCompiler
 from sglang_lite.types import Grammar, RequestError
 
 KNOWN_GRAMMARS = 512
-"""Grammars that a front takes for granted in the engine, which keeps many more."""
+KNOWN_BYTES = 1 << 28
+"""Grammars that the fronts together take for granted in the engine, which keeps several times as many and as much, the
+latest used ones: so what a front knows is there."""
 
 
 def grammar_compiler(
@@ -67,12 +69,18 @@ class GrammarFront:
 
     Args:
         send: puts a grammar (its name and compiled form) into every core.
+        num_fronts: processes that share the cores.
     """
 
-    def __init__(self, compiler: GrammarCompiler, send: Callable[[str, bytes], Awaitable[None]]) -> None:
+    def __init__(
+        self, compiler: GrammarCompiler, send: Callable[[str, bytes], Awaitable[None]], num_fronts: int = 1
+    ) -> None:
         self._compiler = compiler
         self._send = send
-        self._sent: OrderedDict[str, asyncio.Task[None]] = OrderedDict()
+        self._most = max(1, KNOWN_GRAMMARS // num_fronts)
+        self._most_bytes = KNOWN_BYTES // num_fronts
+        self._sent: OrderedDict[str, tuple[asyncio.Task[None], int]] = OrderedDict()
+        self._bytes = 0
 
     @property
     def num_waiting(self) -> int:
@@ -87,12 +95,11 @@ class GrammarFront:
         """
         # The future is shared: one request that goes away must not cancel it for the others.
         compiled = (await asyncio.shield(asyncio.wrap_future(self._compiler.submit(grammar)))).checked()
-        task = self._sent.get(compiled.identity)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._sent[compiled.identity] = asyncio.create_task(self._load(compiled))
+        task = self._known(compiled)
         self._sent.move_to_end(compiled.identity)
-        while len(self._sent) > KNOWN_GRAMMARS:
-            self._sent.popitem(last=False)
+        while len(self._sent) > self._most or (self._bytes > self._most_bytes and len(self._sent) > 1):
+            _, (_, size) = self._sent.popitem(last=False)
+            self._bytes -= size
         await asyncio.shield(task)
         return compiled.identity
 
@@ -103,6 +110,15 @@ class GrammarFront:
     def close(self) -> None:
         """End the compiler."""
         self._compiler.close()
+
+    def _known(self, compiled: Compiled) -> asyncio.Task[None]:
+        """What loads the grammar, or has loaded it."""
+        task, size = self._sent.get(compiled.identity, (None, 0))
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = asyncio.create_task(self._load(compiled))
+            self._bytes += len(compiled.compiled) - size
+            self._sent[compiled.identity] = task, len(compiled.compiled)
+        return task
 
     async def _load(self, compiled: Compiled) -> None:
         await self._send(compiled.identity, compiled.compiled)

@@ -29,6 +29,7 @@ class GrammarLibrary:
         self._make = make
         self._backend: GrammarBackend | None = None
         self._loading = threading.Lock()
+        self._changing = threading.Lock()
         self._grammars: OrderedDict[str, tuple[CompiledGrammar, int]] = OrderedDict()
         self._bytes = 0
 
@@ -53,15 +54,20 @@ class GrammarLibrary:
 
     def matcher(self, identity: str) -> TokenMatcher | None:
         """A matcher at the start of a grammar, None when it is not here (any more)."""
-        found = self._grammars.get(identity)
-        return None if found is None else found[0].matcher()
+        with self._changing:
+            found = self._grammars.get(identity)
+            if found is None:
+                return None
+            self._grammars.move_to_end(identity)
+        return found[0].matcher()
 
     def _add(self, identity: str, grammar: CompiledGrammar, size: int) -> None:
-        self._grammars[identity] = grammar, size
-        self._bytes += size
-        while len(self._grammars) > MAX_GRAMMARS or (self._bytes > MAX_BYTES and len(self._grammars) > 1):
-            _, (_, dropped) = self._grammars.popitem(last=False)
-            self._bytes -= dropped
+        with self._changing:
+            self._grammars[identity] = grammar, size
+            self._bytes += size
+            while len(self._grammars) > MAX_GRAMMARS or (self._bytes > MAX_BYTES and len(self._grammars) > 1):
+                _, (_, dropped) = self._grammars.popitem(last=False)
+                self._bytes -= dropped
 
 
 def grammar_library(config: ServerConfig, size: int, end_ids: tuple[int, ...]) -> GrammarLibrary | None:

@@ -71,7 +71,11 @@ class RequestFlow:
         self._pool = TokenizationPool(tokenizer) if tokenizer is not None else None
         self.processor = OutputProcessor(tokenizer, stream_interval=config.stream_interval)
         self._compiler = grammar_compiler(config, tokenizer, info.vocab_size, info.eos_token_ids)
-        self.grammars = None if self._compiler is None else GrammarFront(self._compiler, client.load_grammar)
+        self.grammars = (
+            None
+            if self._compiler is None
+            else GrammarFront(self._compiler, client.load_grammar, config.tokenizer_worker_num)
+        )
         self._live: dict[str, _LiveRequest] = {}
         self._unsent: list[Submission] = []
         self._keys = itertools.count((front << FRONT_SHIFT) + 1)

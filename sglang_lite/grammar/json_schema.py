@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sglang_lite.grammar.base import GrammarError
+from sglang_lite.grammar.endless import check_ends, resolve_reference
 
 ANY_JSON = "$$ANY$$"
 """In place of a schema: any JSON value."""
@@ -20,6 +21,8 @@ MAX_DEPTH = 64
 
 _UNENFORCED = frozenset(
     [
+        "$dynamicRef",
+        "$recursiveRef",
         "contains",
         "dependentRequired",
         "dependentSchemas",
@@ -65,8 +68,9 @@ def check_schema(text: str, library: str) -> Any:
     Raises:
         GrammarError: it is no schema, or a part of it would be ignored; the message has a JSON pointer to the part.
     """
-    schema = _decode(text)
+    schema = decode_schema(text)
     check_parts(schema, "#", library)
+    check_ends(schema)
     return schema
 
 
@@ -82,6 +86,7 @@ def check_parts(schema: Any, pointer: str, library: str) -> None:
         if depth > MAX_DEPTH:
             raise GrammarError(f"JSON Schema at {where} is nested more than {MAX_DEPTH} deep")
         _check_keywords(part, where, library)
+        _check_reference(part, where, schema)
         pending += [(inner, place, depth + 1) for inner, place in _inner_schemas(part, where)]
 
 
@@ -108,6 +113,16 @@ def _check_keywords(part: dict[str, Any], where: str, library: str) -> None:
         )
 
 
+def _check_reference(part: dict[str, Any], where: str, root: Any) -> None:
+    """A library takes what it cannot find for a schema that allows everything."""
+    reference = part.get("$ref")
+    if "$ref" in part and (not isinstance(reference, str) or resolve_reference(reference, root) is None):
+        raise GrammarError(
+            f"JSON Schema at {where}/$ref leads nowhere: {str(reference)[:80]!r}; a reference must be a JSON pointer "
+            f"into the schema itself, such as #/$defs/name"
+        )
+
+
 def _inner_schemas(part: dict[str, Any], where: str) -> Iterator[tuple[Any, str]]:
     """The schemas directly within one, and their pointers. Examples, defaults and constants are data."""
     for key in _ONE_SCHEMA:
@@ -131,7 +146,7 @@ def read_structural_tag(text: str, library: str) -> dict[str, Any]:
     Raises:
         GrammarError: it is malformed, or a part of it would be ignored.
     """
-    tag: Any = _decode(text)
+    tag: Any = decode_schema(text)
     if not isinstance(tag, dict):
         raise GrammarError(f"a structural tag must be an object, got {type(tag).__name__}")
     if "structures" in tag:
@@ -176,7 +191,12 @@ def _newer_form(tag: dict[str, Any]) -> dict[str, Any]:
     return {"type": "structural_tag", "format": whole}
 
 
-def _decode(text: str) -> Any:
+def decode_schema(text: str) -> Any:
+    """A JSON text.
+
+    Raises:
+        GrammarError: it is none.
+    """
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:

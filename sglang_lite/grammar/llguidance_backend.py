@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from sglang_lite.grammar.base import UNDECIDED, GrammarError, TokenMatcher, Vocabulary
-from sglang_lite.grammar.json_schema import ANY_JSON
+from sglang_lite.grammar.endless import check_ends
+from sglang_lite.grammar.json_schema import ANY_JSON, decode_schema
 from sglang_lite.types import Grammar, Int32Array
 
 WHITESPACE = r"[ \n\r\t]{0,20}"
@@ -58,6 +59,8 @@ class LlguidanceBackend:
         match grammar.kind:
             case "json_schema":
                 # The library knows no schema "true", which says the same as an empty one.
+                if grammar.text != ANY_JSON:
+                    check_ends(decode_schema(grammar.text))
                 schema = "{}" if grammar.text == ANY_JSON or grammar.text.strip() == "true" else grammar.text
                 return matcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
             case "regex":
@@ -174,4 +177,8 @@ def _trigger_of(begin: str, triggers: Any) -> str:
 
 
 def _first_line(message: str) -> str:
-    return message.strip().split("\n", 1)[0][:1000]
+    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
+    if not lines:
+        return ""
+    # The reason of a broken pattern is in its last line, below a picture of the place.
+    return lines[0][:1000] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[-1]}"[:1000]

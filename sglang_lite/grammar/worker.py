@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from sglang_lite.grammar.backends import make_backend
 from sglang_lite.grammar.base import GrammarBackend, GrammarError, Vocabulary
+from sglang_lite.grammar.cost import check_cost
 from sglang_lite.grammar.messages import LENGTH, Answer, Compile, Setup, decode_request, encode
 
 
@@ -26,27 +27,31 @@ def main() -> None:
     target = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     backend: GrammarBackend | None = None
+    vocabulary: Vocabulary | None = None
     while (body := _read(source)) is not None:
         message = decode_request(body)
         if isinstance(message, Setup):
             try:
-                backend = make_backend(message.backend, Vocabulary(message.tokens, message.size, message.end_ids))
+                vocabulary = Vocabulary(message.tokens, message.size, message.end_ids)
+                backend = make_backend(message.backend, vocabulary)
             except ImportError as error:
                 answer = Answer(error=str(error), loaded=False)
             else:
                 _limit_memory(message.memory_bytes)
                 answer = Answer()
         else:
-            answer = _compile(backend, message)
+            answer = _compile(backend, vocabulary, message)
         target.write(encode(answer))
         target.flush()
 
 
-def _compile(backend: GrammarBackend | None, message: Compile) -> Answer:
-    if backend is None:
+def _compile(backend: GrammarBackend | None, vocabulary: Vocabulary | None, message: Compile) -> Answer:
+    if backend is None or vocabulary is None:
         return Answer(error="no library was set up", loaded=False)
     try:
-        return Answer(compiled=backend.compile(message.grammar))
+        compiled = backend.compile(message.grammar)
+        check_cost(backend.load(compiled).matcher(), vocabulary, seed=len(message.grammar.text))
+        return Answer(compiled=compiled)
     except GrammarError as error:
         return Answer(error=str(error))
     except MemoryError:

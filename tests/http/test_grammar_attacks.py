@@ -47,7 +47,6 @@ SATISFIABLE: list[tuple[str, Any]] = [
     ("recursive with a base case", TREE),
     ("no properties", {"type": "object", "properties": {}}),
     ("not ascii", {"enum": ["é"]}),
-    ("a null character", {"enum": ["\0"]}),
     ("the empty string", {"enum": [""]}),
     ("5,000 values", {"enum": [f"value {index}" for index in range(5000)]}),
     ("oneOf 12 deep", nested(12, "oneOf")),
@@ -57,6 +56,7 @@ SATISFIABLE: list[tuple[str, Any]] = [
 ]
 REFUSED: list[tuple[str, Any]] = [
     ("itself", {"$ref": "#"}),
+    ("a null character", {"enum": ["\0"]}),
     ("each other", {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
     ("a banana", {"type": "banana"}),
     ("false", False),
@@ -188,4 +188,44 @@ async def test_b18_schemas_freeze_nobody(attacked: LocalServer) -> None:
         for schema in schemas
     ]
     war = await beside(attacked, attack)
+    assert war < max(2 * peace, NOT_SLOWER), (peace, war)
+
+
+NEEDS_ITSELF: list[dict[str, Any]] = [
+    {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+    {"$defs": {"a": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"},
+    {
+        "$defs": {
+            "a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/b"}}, "required": ["b"]},
+            "b": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]},
+        },
+        "$ref": "#/$defs/a",
+    },
+]
+
+
+@pytest.mark.parametrize("schema", NEEDS_ITSELF, ids=["object", "array", "two"])
+async def test_b18_what_needs_itself_for_ever(attacked: LocalServer, schema: dict[str, Any]) -> None:
+    reply = await ask(attacked, schema)
+    assert reply.status == 400 and "of its own kind" in reply.text and "#" in reply.text
+    optional = {**NEEDS_ITSELF[0], "required": []}
+    assert (await ask(attacked, optional)).status == 200
+    either = {"type": "object", "properties": {"n": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["n"]}
+    assert (await ask(attacked, either)).status == 200
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"regex": "((a{0,1000}){0,1000}){0,1000}"},
+        {"regex": "((a{0,100}){0,100}){0,100}"},
+        {"json_schema": json.dumps({"type": "string", "pattern": "^((a{0,100}){0,100}){0,100}$"})},
+    ],
+    ids=["thousand", "hundred", "pattern"],
+)
+async def test_b19_what_compiles_fast_and_matches_slowly(attacked: LocalServer, grammar: dict[str, Any]) -> None:
+    """It is refused, or a token of it is cheap; the engine never waits for it."""
+    peace = await beside(attacked, None)
+    request = {"text": "A", "sampling_params": {**grammar, "max_new_tokens": 32, "temperature": 1}}
+    war = await beside(attacked, [request])
     assert war < max(2 * peace, NOT_SLOWER), (peace, war)
