@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sglang_lite.scheduler import lifecycle
+from sglang_lite.scheduler import handover, lifecycle
 from sglang_lite.scheduler.fair_queue import FairQueue
 from sglang_lite.scheduler.request import Request, parameters_from_columns, special_bits
 from sglang_lite.scheduler.state import SchedulerState
@@ -54,7 +54,10 @@ def admit(state: SchedulerState, columns: RequestColumns, now: float, matchers: 
         request.tenant = tenant
         request.admitted_before = state.queue.num_admitted
         state.requests[key] = request
-        state.queue.push(request)
+        if request.has_peer:
+            handover.hold(state, request)
+        else:
+            state.queue.push(request)
         _set_deadlines(state, request, now)
 
 
@@ -80,7 +83,7 @@ def _rejection(
     if config.max_queued_requests is not None:
         # Requests that free rows are about to take do not count as queued.
         capacity = config.max_queued_requests + config.max_running_requests - state.table.num_live
-        if len(state.queue) >= capacity and not _crowd_out(state, tenant):
+        if len(state.queue) + len(state.transfers) >= capacity and not _crowd_out(state, tenant):
             return FinishCode.QUEUE_FULL, QUEUE_FULL_MESSAGE
     return None
 

@@ -93,6 +93,8 @@ def _commit_chunks(state: SchedulerState, chunks: list[Chunk]) -> OutputColumns:
         request.computed = chunk.stop
         request.timeline.add_chunk(chunk.stop - chunk.start)
         request.scored = max(request.scored, min(chunk.stop + 1, request.prompt_length))
+        if request.lent:
+            state.transfers.note_written(state.table, request, chunk.stop, completes=chunk.completes)
         if not chunk.completes:
             continue
         if not chunk.samples:

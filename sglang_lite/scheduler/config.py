@@ -47,6 +47,8 @@ class SchedulerConfig:
             as the token that it may save.
         fair: whoever was served least goes first, between the tenants that requests name (see ``fairness``).
         kv_events: record what enters and leaves the prefix cache, with hashes of that format; None records nothing.
+        reserved_decode_tokens: tokens that stay free for every running or reserved request when pages are reserved for
+            a prompt that another server computes.
         free_page_watermark: share of the pool that ``maintain`` keeps free.
     """
 
@@ -72,6 +74,7 @@ class SchedulerConfig:
     executor_drafts: bool = False
     verified_tokens: int = 48
     free_page_watermark: float = 0.03
+    reserved_decode_tokens: int = 512
     fair: bool = False
     kv_events: EventFormat | None = None
 

@@ -41,7 +41,7 @@ class Deadlines:
             entry = heapq.heappop(self._heap)
             if _applies(entry):
                 request = entry[3]
-                never_ran = request.state == RequestState.NEW
+                never_ran = request.state in (RequestState.NEW, RequestState.HELD)
                 code = FinishCode.WAITING_TIMEOUT if never_ran else FinishCode.RUNNING_TIMEOUT
                 found.setdefault(request.order, (request, code))
         return list(found.values())
@@ -61,5 +61,5 @@ class Deadlines:
 def _applies(entry: _Entry) -> bool:
     state = entry[3].state
     if entry[2] == _WAITING_ONLY:
-        return state == RequestState.NEW
+        return state in (RequestState.NEW, RequestState.HELD)
     return state not in (RequestState.FINISHED, RequestState.ABORTED)

@@ -19,6 +19,11 @@ def start(state: SchedulerState, request: Request, prefix: PrefixUse, own: Int32
     """A waiting request gets a row, its cached prefix and its own pages (int32[]), and joins the prefill."""
     state.queue.remove(request)
     state.queue.num_admitted += 1
+    run(state, request, prefix, own, now)
+
+
+def run(state: SchedulerState, request: Request, prefix: PrefixUse, own: Int32Array, now: float) -> None:
+    """A request that is in no queue gets a row, and joins the prefill: at its head when its prompt is here already."""
     if state.queue.tenants is not None:
         # What a preemption makes compute again is not the tenant's fault.
         own_tokens = len(request.tokens) - prefix.start if request.started is None else 0
@@ -36,7 +41,7 @@ def start(state: SchedulerState, request: Request, prefix: PrefixUse, own: Int32
     state.table.assign(request)
     state.pages.attach(request, prefix, own)
     request.planned = request.computed = prefix.start
-    state.prefilling.append(request)
+    state.prefilling.insert(0 if prefix.start >= request.prompt_length else len(state.prefilling), request)
     state.in_progress.add(request, state.table.known_tokens(request))
 
 
@@ -66,8 +71,14 @@ def end(state: SchedulerState, request: Request, code: FinishCode, *, keep: bool
     if request.state is not RequestState.DECODE:
         note_timeline(state, request)
     after = RequestState.ABORTED if code in _ABORTING_CODES else RequestState.FINISHED
+    if request.has_peer:
+        state.transfers.ended.append(request.key)
     if request.waiting:
         state.queue.remove(request)
+        request.state = after
+    elif request.state is RequestState.HELD:
+        state.transfers.forget(request)
+        state.pages.return_incoming(request)
         request.state = after
     else:
         _leave(state, request, after, written_tokens(state, request) if keep else 0)

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_lite.cache import AuditError, PagePool, RadixCache
+from sglang_lite.cache import AuditError, Node, PagePool, RadixCache
 from sglang_lite.cache.events import KVEventLog
 from sglang_lite.cache.page_pool import HELD
 from sglang_lite.scheduler.config import SchedulerConfig
 from sglang_lite.scheduler.request import Request
 from sglang_lite.scheduler.table import RequestTable
+from sglang_lite.scheduler.transfers import Holds
 from sglang_lite.types import Int32Array
+
+_NO_PAGES: Int32Array = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class RequestPages:
         self.cache = RadixCache(
             self.pool, policy=config.eviction_policy, enabled=config.enable_radix_cache, events=self.events
         )
+        self.holds = Holds(self.pool, self.cache)
         self.evicted_pages = 0
 
     @property
@@ -143,7 +147,7 @@ class RequestPages:
         if swapped:
             duplicates = own[shared : result.existing_pages].copy()
             table.page_table[row, :count] = result.pages
-            self.pool.release(duplicates)
+            self._give_up(request, duplicates)
         table.shared_pages[row] = count
         return swapped
 
@@ -157,30 +161,48 @@ class RequestPages:
         row, table = request.row, self._table
         own = table.page_table[row, table.shared_pages[row] : table.num_pages[row]]
         if len(own):
-            self.pool.release(own.copy())
+            self._give_up(request, own.copy())
         table.num_pages[row] = table.shared_pages[row]
+        if request.lent and request.node is not None:
+            self.holds.keep(request.key, _NO_PAGES, request.node)
+            request.node = None
         self.unlock(request)
 
-    def audit(self) -> None:
-        """Check that every page has exactly one owner and that every lock belongs to a running request.
+    def return_incoming(self, request: Request) -> None:
+        """Take the pages that a request without a row got for its prompt."""
+        if request.incoming is not None:
+            self._give_up(request, request.incoming)
+            request.incoming = None
+
+    def _give_up(self, request: Request, pages: Int32Array) -> None:
+        """Pages (int32[n], a copy) that a request no longer has: free, unless its peer has a part in them."""
+        if request.lent:
+            self.holds.keep(request.key, pages)
+        else:
+            self.pool.release(pages)
+
+    def audit(self, incoming: list[Int32Array]) -> None:
+        """Check that every page has exactly one owner and that every lock belongs to a running request or a hold.
+
+        Args:
+            incoming: pages of requests without a row.
 
         Raises:
             AuditError: naming the pages or counts that disagree.
         """
         self.pool.audit()
         pool, table = self.pool, self._table
-        held: list[Int32Array] = []
+        held: list[Int32Array] = [*incoming, *self.holds.pages()]
         locks: dict[int, int] = {}
         for request in table.running():
             row = request.row
             shared, total = int(table.shared_pages[row]), int(table.num_pages[row])
             held.append(table.page_table[row, shared:total])
-            node = request.node
-            if node is None and shared:
+            if request.node is None and shared:
                 raise AuditError(f"request {request.key} reads {shared} cached pages without a lock")
-            while node is not None and node.parent is not None:
-                locks[id(node)] = locks.get(id(node), 0) + 1
-                node = node.parent
+            _count_locks(locks, request.node)
+        for locked in self.holds.nodes():
+            _count_locks(locks, locked)
         pages = np.concatenate(held) if held else np.empty(0, dtype=np.int32)
         if len(np.unique(pages)) != len(pages):
             raise AuditError("a page is owned by two rows")
@@ -195,3 +217,10 @@ class RequestPages:
             raise AuditError(
                 f"free {pool.num_free} + cached {cached} + held {len(pages)} pages are not the pool's {pool.num_pages}"
             )
+
+
+def _count_locks(locks: dict[int, int], node: Node | None) -> None:
+    """Add a lock of a node, which locks those above it."""
+    while node is not None and node.parent is not None:
+        locks[id(node)] = locks.get(id(node), 0) + 1
+        node = node.parent

@@ -65,7 +65,8 @@ class Planner:
         """Preempt the last request of the policy's order; never the first, which could then never finish."""
         state = self._state
         running = state.table.running()
-        if len(running) > 1:
+        if len(running) > 1 or state.transfers.incoming() or len(state.pages.holds):
+            # The only one does not have the pool to itself either: it goes on when transfers give their pages back.
             lifecycle.preempt(state, max(running, key=state.queue.rank))
             return
         request = running[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_lite.scheduler import lifecycle, waits
+from sglang_lite.scheduler import handover, lifecycle, waits
 from sglang_lite.scheduler.pages import PrefixUse
 from sglang_lite.scheduler.request import Request
 from sglang_lite.scheduler.state import Chunk, SchedulerState
@@ -24,6 +24,7 @@ def select_chunks(state: SchedulerState, now: float, *, admit: bool) -> tuple[li
     Returns:
         The chunks, and the (source, destination) pages to copy before the pass.
     """
+    handover.start_arrived(state, now)
     budget = token_budget(state)
     limit = state.config.prefill_max_requests or _UNLIMITED
     chunks: list[Chunk] = []

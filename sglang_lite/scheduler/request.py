@@ -30,6 +30,8 @@ class RequestState(enum.IntEnum):
     """Waiting again after a preemption; owns neither row nor pages."""
     FINISHED = 4
     ABORTED = 5
+    HELD = 6
+    """Waits for its peer on another server; may own pages that the peer writes, but no row (``transfers``)."""
 
 
 # Looking a member up on its class costs several times as much as a module's name, and every request pays it.
@@ -112,6 +114,10 @@ class Request:
         started: time of the first chunk, None before it.
         timeline: where its time went.
         tenant: slot of who pays for it, 0 without fair scheduling.
+        incoming: pages reserved for a prompt that another server computes, None without.
+        lent: a peer may read or write its pages; they outlive it in a hold.
+        has_peer: a session of it is open, or is to be.
+        sent_pages: pages of the prompt that were noted as written.
         matcher: where the output stands in its grammar, None without one. Kept over preemptions: the output is too.
     """
 
@@ -122,7 +128,10 @@ class Request:
         "cached_tokens",
         "computed",
         "extras",
+        "has_peer",
+        "incoming",
         "key",
+        "lent",
         "matcher",
         "max_new_tokens",
         "namespace",
@@ -135,6 +144,7 @@ class Request:
         "retractions",
         "row",
         "scored",
+        "sent_pages",
         "special",
         "started",
         "state",
@@ -181,6 +191,10 @@ class Request:
         self.started: float | None = None
         self.timeline = Timeline(arrival, reading)
         self.tenant = 0
+        self.incoming: Int32Array | None = None
+        self.lent = False
+        self.has_peer = extras.transfer is not None
+        self.sent_pages = 0
         self.stop_token_ids: tuple[int, ...] = ()
         if extras is not EMPTY_EXTRAS:
             if extras.stop_token_ids and not params["flags"] & RequestFlags.IGNORE_EOS:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sglang_lite.cache.events import KVEvent
-from sglang_lite.scheduler import admission, commit, lifecycle, waits
+from sglang_lite.scheduler import admission, commit, handover, lifecycle, waits
 from sglang_lite.scheduler.config import PauseMode, SchedulerConfig
+from sglang_lite.scheduler.outputs import concatenate_outputs
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
 from sglang_lite.scheduler.planner import Planner
 from sglang_lite.scheduler.request import Request, RequestState
 from sglang_lite.scheduler.state import SchedulerState
 from sglang_lite.scheduler.stats import SchedulerStats
-from sglang_lite.types import FinishCode, Int64Array, OutputColumns, RequestColumns
+from sglang_lite.scheduler.transfers import WrittenPages
+from sglang_lite.types import FinishCode, Int32Array, Int64Array, LogprobRecord, OutputColumns, RequestColumns
 
 if TYPE_CHECKING:
     from sglang_lite.grammar.base import TokenMatcher
@@ -113,7 +115,8 @@ class Scheduler:
 
     def drain_outputs(self) -> OutputColumns:
         """Ends that no commit reports: aborts, time-outs, rejections."""
-        return self._with_timelines(self._state.outbox.drain())
+        columns, joined = self._state.outbox.drain(), self._state.transfers.drain()
+        return self._with_timelines(columns if joined is None else concatenate_outputs(joined, columns))
 
     def drain_kv_events(self) -> list[KVEvent]:
         """What entered and left the prefix cache since the last call, oldest first; with ``config.kv_events``."""
@@ -137,6 +140,7 @@ class Scheduler:
         """
         state = self._state
         in_the_way = state.table.num_live if state.paused == "retract" else len(state.requests)
+        in_the_way += len(state.pages.holds) + len(state.transfers)
         if in_the_way or state.in_flight:
             return False
         state.pages.cache.flush()
@@ -171,7 +175,8 @@ class Scheduler:
         state = self._state
         if state.in_flight:
             return True
-        return bool(state.requests) and state.paused is None and state.held_until is None
+        waiting_here = len(state.requests) > len(state.transfers.held)
+        return waiting_here and state.paused is None and state.held_until is None
 
     @property
     def max_request_tokens(self) -> int:
@@ -186,9 +191,9 @@ class Scheduler:
         return SchedulerStats(
             num_running=state.table.num_live,
             num_prefilling=int(np.count_nonzero(state.table.state[state.table.live] == RequestState.PREFILL)),
-            num_waiting=len(waiting),
+            num_waiting=len(waiting) + len(state.transfers),
             num_pending=sum(request.state == RequestState.PENDING for request in waiting),
-            num_waiting_tokens=state.queue.num_tokens,
+            num_waiting_tokens=state.queue.num_tokens + state.transfers.num_tokens,
             num_in_flight=len(state.in_flight),
             free_pages=pages.pool.num_free,
             cached_pages=pages.cache.num_cached_pages,
@@ -216,13 +221,56 @@ class Scheduler:
             paused=state.paused or "",
         )
 
+    def held(self) -> list[int]:
+        """Keys of requests that wait for their peer, the oldest first (``RequestExtras.transfer``)."""
+        return list(self._state.transfers.held)
+
+    def prompt_length(self, key: int) -> int:
+        """Prompt tokens of a live request."""
+        return self._state.requests[key].prompt_length
+
+    def release_held(self, key: int, *, lent: bool) -> bool:
+        """See ``handover.release_held``."""
+        return handover.release_held(self._state, key, lent=lent)
+
+    def reserve_incoming(self, key: int) -> Int32Array | None:
+        """See ``handover.reserve_incoming``."""
+        return handover.reserve_incoming(self._state, key)
+
+    def join(self, key: int, token: int, code: FinishCode, matched: int, cached_tokens: int,
+             logprobs: Sequence[LogprobRecord], now: float) -> bool:  # fmt: skip
+        """See ``handover.join``. What it reports comes out of ``drain_outputs``."""
+        self._state.now = now
+        return handover.join(self._state, key, token, code, matched, cached_tokens, logprobs)
+
+    def fail_request(self, key: int, code: FinishCode, message: str, now: float) -> bool:
+        """End a request because its transfer failed; whether it was live."""
+        self._state.now = now
+        requests = self._live([key])
+        for request in requests:
+            lifecycle.end(self._state, request, code, keep=False)
+            self._state.outbox.add(request, code, message)
+        return bool(requests)
+
+    def take_written(self) -> list[WrittenPages]:
+        """Pages of prompts with a peer that committed plans completed since the last call."""
+        return self._state.transfers.take_written()
+
+    def take_ended(self) -> list[int]:
+        """Keys of requests with a peer that ended since the last call, however they did."""
+        return self._state.transfers.take_ended()
+
+    def release_hold(self, key: int) -> bool:
+        """The peer of a request that ended has no part in its pages any more; whether any were held."""
+        return self._state.pages.holds.release(key)
+
     def audit(self) -> None:
         """Check the ownership of every page and every lock; for tests and debugging.
 
         Raises:
             AuditError: naming what disagrees.
         """
-        self._state.pages.audit()
+        self._state.pages.audit(self._state.transfers.incoming())
 
     def _live(self, keys: Iterable[int] | Int64Array) -> list[Request]:
         found = [self._state.requests.get(int(key)) for key in keys]

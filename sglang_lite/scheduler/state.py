@@ -19,6 +19,7 @@ from sglang_lite.scheduler.sampling import SampleSet
 from sglang_lite.scheduler.sharing import PrefillsInProgress
 from sglang_lite.scheduler.stats import Counters
 from sglang_lite.scheduler.table import RequestTable
+from sglang_lite.scheduler.transfers import Transfers
 from sglang_lite.scheduler.waits import WaitClock
 from sglang_lite.types import Int32Array, RequestTimeline
 
@@ -76,6 +77,7 @@ class SchedulerState:
         next_step: number of the next plan; next_order: arrival number of the last request.
         paused: mode of the pause, None while running.
         waits: what the queue waits for; timelines: key -> record to send with the next outputs.
+        transfers: requests with a peer on another server.
         now: time of the call at hand, in seconds.
         held_until: time until which an idle scheduler lets a batch gather, None when it does not.
     """
@@ -86,6 +88,7 @@ class SchedulerState:
     queue: WaitingQueue
     decode: DecodeBatch
     in_progress: PrefillsInProgress
+    transfers: Transfers
     outbox: Outbox = field(default_factory=Outbox)
     counters: Counters = field(default_factory=Counters)
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -115,6 +118,7 @@ class SchedulerState:
             queue=FairQueue(config) if config.fair else WaitingQueue(config),
             decode=decode,
             in_progress=PrefillsInProgress(config.page_size, enabled=config.enable_radix_cache),
+            transfers=Transfers(config.page_size),
         )
 
     @property
