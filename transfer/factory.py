@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 
 from sglang_lite.transfer.base import KVTransport, TransferError
+from sglang_lite.transfer.nixl_engine import MODULES
 
-_EXTRAS = {"mooncake": "mooncake.engine"}
+_MODULES = {"mooncake": ("mooncake.engine",), "nixl": tuple(f"{name}._api" for name in MODULES)}
+"""Of which one has to be there."""
+
 _PACKAGES = {"libibverbs.so": "libibverbs1", "libnuma.so": "libnuma1", "libcurl.so": "libcurl4", "libnl": "libnl-3-200"}
-NAMES = ("tcp", "mooncake", "mooncake_tcp")
+NAMES = ("tcp", "mooncake", "mooncake_tcp", "nixl")
 
 
 def check_available(name: str) -> None:
@@ -19,20 +22,22 @@ def check_available(name: str) -> None:
     """
     if name not in NAMES:
         raise TransferError("engine", f"there is no transport {name!r}; allowed are {', '.join(NAMES)}")
-    module = _EXTRAS.get(name.removesuffix("_tcp"))
-    if module is None:
-        return
-    extra = module.split(".")[0]
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
+    extra = name.removesuffix("_tcp")
+    missing: ModuleNotFoundError | None = None
+    for module in _MODULES.get(extra, ()):
+        try:
+            importlib.import_module(module)
+            return
+        except ModuleNotFoundError as error:
+            missing = missing or error
+        except ImportError as error:
+            package = next((package for library, package in _PACKAGES.items() if library in str(error)), None)
+            advice = f"apt-get install {package}" if package else "its wheel does not fit this machine"
+            raise TransferError("engine", f"transport {name!r} does not load: {error}; {advice}") from error
+    if missing is not None:
         raise TransferError(
-            "engine", f"transport {name!r} needs the extra {extra!r}: pip install 'sglang-lite[{extra}]' ({error})"
-        ) from error
-    except ImportError as error:
-        package = next((package for library, package in _PACKAGES.items() if library in str(error)), None)
-        advice = f"apt-get install {package}" if package else "its wheel does not fit this machine"
-        raise TransferError("engine", f"transport {name!r} does not load: {error}; {advice}") from error
+            "engine", f"transport {name!r} needs the extra {extra!r}: pip install 'sglang-lite[{extra}]' ({missing})"
+        ) from missing
 
 
 def open_transport(name: str, *, host: str) -> KVTransport:
@@ -50,6 +55,10 @@ def open_transport(name: str, *, host: str) -> KVTransport:
         from sglang_lite.transfer.tcp import TcpTransport
 
         return TcpTransport(host)
+    if name == "nixl":
+        from sglang_lite.transfer.nixl import NixlTransport
+
+        return NixlTransport(host)
     from sglang_lite.transfer.mooncake import MooncakeTransport
 
     return MooncakeTransport(host, force_tcp=name == "mooncake_tcp")
