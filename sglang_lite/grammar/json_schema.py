@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from sglang_lite.grammar.base import GrammarError
-from sglang_lite.grammar.endless import check_ends, resolve_reference
+from sglang_lite.grammar.endless import check_ends
+from sglang_lite.grammar.unenforced import UNENFORCED, check_combination, check_reference
 
 ANY_JSON = "$$ANY$$"
 """In place of a schema: any JSON value."""
@@ -19,23 +20,6 @@ ANY_JSON = "$$ANY$$"
 MAX_DEPTH = 64
 """Nesting of a schema; the libraries read it by recursion."""
 
-_UNENFORCED = frozenset(
-    [
-        "$dynamicRef",
-        "$recursiveRef",
-        "contains",
-        "dependentRequired",
-        "dependentSchemas",
-        "else",
-        "if",
-        "maxContains",
-        "minContains",
-        "multipleOf",
-        "not",
-        "then",
-        "uniqueItems",
-    ]
-)
 _FORMATS = frozenset(
     [
         "date",
@@ -86,12 +70,13 @@ def check_parts(schema: Any, pointer: str, library: str) -> None:
         if depth > MAX_DEPTH:
             raise GrammarError(f"JSON Schema at {where} is nested more than {MAX_DEPTH} deep")
         _check_keywords(part, where, library)
-        _check_reference(part, where, schema)
+        check_reference(part, where, schema)
+        check_combination(part, where, library)
         pending += [(inner, place, depth + 1) for inner, place in _inner_schemas(part, where)]
 
 
 def _check_keywords(part: dict[str, Any], where: str, library: str) -> None:
-    ignored = sorted(_UNENFORCED & part.keys())
+    ignored = sorted(UNENFORCED & part.keys())
     if ignored:
         raise GrammarError(
             f"JSON Schema at {where} is not supported by {library}: keyword(s) {', '.join(ignored)} would be ignored"
@@ -110,16 +95,6 @@ def _check_keywords(part: dict[str, Any], where: str, library: str) -> None:
     if len(limits) > 1:
         raise GrammarError(
             f"JSON Schema at {where} is not supported by {library}: {' and '.join(limits)} cannot be combined"
-        )
-
-
-def _check_reference(part: dict[str, Any], where: str, root: Any) -> None:
-    """A library takes what it cannot find for a schema that allows everything."""
-    reference = part.get("$ref")
-    if "$ref" in part and (not isinstance(reference, str) or resolve_reference(reference, root) is None):
-        raise GrammarError(
-            f"JSON Schema at {where}/$ref leads nowhere: {str(reference)[:80]!r}; a reference must be a JSON pointer "
-            f"into the schema itself, such as #/$defs/name"
         )
 
 

@@ -23,6 +23,22 @@ from sglang_lite.grammar.json_schema import MAX_DEPTH, check_schema, read_struct
         ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, "#/allOf"),
         ({"additionalProperties": 3}, "#/additionalProperties"),
         ([], "#"),
+        ({"$ref": "http://127.0.0.1/x"}, "#/$ref"),
+        ({"$ref": "file:///etc/passwd"}, "#/$ref"),
+        ({"items": {"$ref": "#name"}}, "#/items/$ref"),
+        ({"items": {"$ref": "#/$defs/a"}, "$defs": {"b": {}}}, "#/items/$ref"),
+        ({"$ref": 5}, "#/$ref"),
+        ({"items": {"$ref": "#/$defs/a", "minimum": 5}, "$defs": {"a": {"type": "integer"}}}, "#/items"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}], "type": "string"}, "#"),
+        ({"oneOf": [{"required": []}], "properties": {"a": {}}}, "#"),
+        ({"allOf": [{"type": "string"}], "maxLength": 1}, "#"),
+        ({"enum": ["a", 1], "type": "string"}, "#"),
+        ({"const": True, "type": "integer"}, "#"),
+        ({"minimum": 5}, "#"),
+        ({"properties": {"a": {"minLength": 3}}}, "#/properties/a"),
+        ({"required": ["a"]}, "#/required"),
+        ({"type": "object", "properties": {"b": {}}, "required": ["b", "a"]}, "#/required"),
+        ({"properties": {"a": {"dependencies": {"b": ["c"]}}}}, "#/properties/a"),
     ],
 )
 def test_refused(schema: Any, pointer: str) -> None:
@@ -36,8 +52,14 @@ def test_refused(schema: Any, pointer: str) -> None:
     [
         True,
         {"default": {"not": 1}, "examples": [{"multipleOf": 1}], "const": {"if": 2}},
-        {"properties": {"not": {"type": "string"}, "if": {"format": "date"}}, "allOf": [{"type": "object"}]},
+        {"properties": {"not": {"type": "string"}, "if": {"type": "string", "format": "date"}}},
+        {"allOf": [{"type": "object"}], "type": "object"},
         {"prefixItems": [{"type": "string", "minLength": 1, "maxLength": 3}], "items": False},
+        {"items": {"$ref": "#/$defs/a~1b", "title": "x", "default": 5}, "$defs": {"a/b": {"type": "integer"}}},
+        {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}], "type": ["string", "null"], "default": None},
+        {"type": "string", "enum": ["a", "b"], "description": "x"},
+        {"type": "number", "const": 5},
+        {"type": "object", "properties": {"a": {"type": "integer", "minimum": 1}}, "required": ["a"]},
     ],
 )
 def test_accepted(schema: Any) -> None:
