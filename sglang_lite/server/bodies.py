@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -54,14 +55,20 @@ async def read_object(request: web.Request, *, optional: bool = False) -> dict[s
     """The JSON object in the body of ``request``; with ``optional`` an absent body counts as an empty object.
 
     Raises:
-        RequestError: not a JSON object, or not encoded as the headers say; on ``/v1`` routes also a content type
-            other than application/json.
+        RequestError: not a JSON object, not there in time, or not encoded as the headers say; on ``/v1`` routes also a
+            content type other than application/json.
         web.HTTPRequestEntityTooLarge: more than the application's limit.
     """
     if optional and not request.can_read_body:
         return {}
     try:
-        body = await request.read()
+        async with asyncio.timeout(LIMITS.body_seconds):
+            body = await request.read()
+    except TimeoutError:
+        raise RequestError(
+            f"the request body did not arrive within {LIMITS.body_seconds:g} s; send it faster, or less of it",
+            status=408,
+        ) from None
     except web.RequestPayloadError as error:
         raise RequestError(f"the request body cannot be read: {str(error) or type(error).__name__}") from error
     if optional and not body.strip():

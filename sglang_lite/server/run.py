@@ -28,6 +28,7 @@ from sglang_lite.server.health_routes import probe
 from sglang_lite.server.heartbeat import watch_heartbeat
 from sglang_lite.server.peers import Peers
 from sglang_lite.server.preflight import check_text_side
+from sglang_lite.server.silent_clients import close_silent_clients, raise_file_limit
 from sglang_lite.server.tls import Certificates
 from sglang_lite.types import RequestError, StartupError
 
@@ -203,7 +204,10 @@ async def listening(context: ServerContext) -> AsyncIterator[Callable[[], Awaita
     )
     certificates = Certificates.of(config)
     watching: asyncio.Task[None] | None = None
+    raise_file_limit()
     await runner.setup()
+    assert runner.server is not None
+    closing = asyncio.create_task(close_silent_clients(runner.server))
     try:
         tls = None if certificates is None else certificates.context
         shared = True if context.peers is not None else None
@@ -227,6 +231,7 @@ async def listening(context: ServerContext) -> AsyncIterator[Callable[[], Awaita
             await web.UnixSite(runner, context.peers.own_path).start()
         yield site.stop
     finally:
+        closing.cancel()
         if context.peers is not None:
             await context.peers.close()
         if watching is not None:
