@@ -16,7 +16,6 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -42,44 +41,19 @@ from sglang_lite.transfer.nixl_engine import (
     prepare_environment,
     rows_of,
 )
+from sglang_lite.transfer.nixl_peer import NixlPeer, NixlTransfer
 from sglang_lite.transfer.submission import check_submission
 from sglang_lite.transfer.tcp import decode_description
-from sglang_lite.transfer.tcp_peer import MOST_WAITING, TcpTransfer
+from sglang_lite.transfer.tcp_peer import MOST_WAITING
 
 ENGINE = "nixl"
 _BACKEND = "UCX"
-_BUSY_SECONDS, _IDLE_SECONDS = 0.0002, 0.001
+_BUSY_SECONDS, _IDLE_SECONDS = 0.00005, 0.001
 """Between two looks at the engine, with transfers under way here and without."""
 
 _kept: list[Any] = []
 """Agents that were closed with handles that had not settled: ending one would release them, and let go of memory that
 the network may still touch."""
-
-
-class NixlTransfer(TcpTransfer):
-    """See ``base.Transfer``; the pump of its transport moves it on."""
-
-    handle: Any = None
-
-
-class NixlPeer:
-    """See ``base.Peer``."""
-
-    def __init__(self, description: Description) -> None:
-        self.description = description
-        self.alive = True
-        self.transfers: dict[int, NixlTransfer] = {}
-        """Those whose handles are not settled."""
-
-    @property
-    def instance(self) -> str:
-        """See ``base.Peer.instance``."""
-        return self.description.instance
-
-    @property
-    def regions(self) -> Sequence[RemoteRegion]:
-        """See ``base.Peer.regions``."""
-        return self.description.regions
 
 
 class NixlTransport:
