@@ -151,9 +151,11 @@ def _describe(error: ValidationError, parsed: ParsedOptions, environment: Mappin
 
 def _require_model(parser: OptionParser, config: ServerConfig) -> None:
     if not config.model_path:
+        unknown = _dashed(config.unknown_flags)
         parser.error(
             "the following arguments are required: --model-path/--model "
             "(a directory, a Hugging Face repository id, or 'demo')"
+            + (f"; not understood: {unknown}" if unknown else "")
         )
 
 

@@ -114,7 +114,13 @@ def test_wrong_command_lines(arguments: list[str], message: str, capsys: pytest.
 
 
 def test_model_is_required(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the following arguments are required: --model-path/--model" in refused(["--device", "cpu"], capsys)
+    error = refused(["--device", "cpu"], capsys)
+    assert "the following arguments are required: --model-path/--model" in error
+    assert "not understood" not in error
+
+
+def test_a_misspelt_model_option_is_named_beside_the_missing_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "; not understood: --modle-path" in refused(["--modle-path", "demo"], capsys)
 
 
 def test_unknown_flags_are_kept_and_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
