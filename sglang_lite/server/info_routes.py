@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from sglang_lite import __version__
 from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.engine.info import LoadSnapshot
 from sglang_lite.server.adapter_routes import adapter_cards
 from sglang_lite.server.context import ServerContext, context_of
 from sglang_lite.server.errors import json_response
-
-
-def package_version() -> str:
-    """Version of the installed package."""
-    try:
-        return version("sglang-lite")
-    except PackageNotFoundError:
-        return "0.0.0"
 
 
 def model_card(context: ServerContext) -> dict[str, Any]:
@@ -141,7 +133,7 @@ def server_info_body(context: ServerContext, loads: Sequence[tuple[int, LoadSnap
         "internal_states": [
             {**shared, "dp_rank": replica, "last_gen_throughput": load.generation_throughput} for replica, load in loads
         ],
-        "version": package_version(),
+        "version": __version__,
         "frontend": "python",
     }
 

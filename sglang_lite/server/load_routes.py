@@ -8,12 +8,12 @@ from typing import Any
 
 from aiohttp import web
 
+from sglang_lite import __version__
 from sglang_lite.engine.adapter_registry import AdapterRegistry
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.observability.metrics import CONTENT_TYPE
 from sglang_lite.server.context import context_of
 from sglang_lite.server.errors import json_response
-from sglang_lite.server.info_routes import package_version
 from sglang_lite.types import RequestError
 
 _SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues")
@@ -142,7 +142,7 @@ async def loads(request: web.Request) -> web.Response:
     device = context.engine.info.device
     body = {
         "timestamp": datetime.now(UTC).isoformat(),
-        "version": package_version(),
+        "version": __version__,
         "accelerator": None if device == "cpu" else device,
         "num_accelerators": 0 if device == "cpu" else context.config.tp_size * context.config.dp_size,
         "aggregate": {"total_tokens": sum(load.num_running + load.num_waiting for _, load in replicas)},

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sglang_lite import __version__
 from tests.support.server import LocalServer, greedy
 
 
@@ -100,6 +101,7 @@ async def test_server_info(paged_server: LocalServer, path: str) -> None:
 async def test_loads(server: LocalServer) -> None:
     body = (await server.get("/v1/loads")).json()
     load = body["loads"][0]
+    assert body["version"] == __version__ == (await server.get("/server_info")).json()["version"]
     assert body["aggregate"] == {"total_tokens": 0}
     for name in ("dp_rank", "num_running_reqs", "num_waiting_reqs", "num_reqs", "available_cache_pages", "token_usage"):
         assert name in load
