@@ -47,9 +47,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a stub differs")
     check = parser.parse_args().check
     wanted = compile_protos()
-    present = {
-        str(path.relative_to(TARGET)): path.read_text() for path in TARGET.rglob("*.py*") if "__pycache__" not in path.parts
-    }
+    paths = [path for path in TARGET.rglob("*.py*") if "__pycache__" not in path.parts]
+    present = {str(path.relative_to(TARGET)): path.read_text() for path in paths}
     if check:
         differing = sorted(name for name in wanted.keys() | present.keys() if wanted.get(name) != present.get(name))
         for name in differing:

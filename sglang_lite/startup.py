@@ -282,7 +282,15 @@ def _check_grpc(config: ServerConfig) -> None:
         )
     if sidecar is not None and sidecar == config.port:
         raise StartupError(f"--smg-http-sidecar-port {sidecar} must differ from --port {config.port}")
-    raise StartupError("--grpc-mode is not supported yet: remove it to serve HTTP")
+    if config.tokenizer_worker_num > 1:
+        raise StartupError("--grpc-mode serves from one front process: leave out --tokenizer-worker-num")
+    for module in ("grpc", "google.protobuf", "grpc_health", "grpc_reflection"):
+        try:
+            found = importlib.util.find_spec(module) is not None
+        except ModuleNotFoundError:
+            found = False
+        if not found:
+            raise StartupError(f"--grpc-mode: the module {module!r} is not installed: pip install 'sglang-lite[grpc]'")
 
 
 def _check_disaggregation(config: ServerConfig) -> None:

@@ -15,7 +15,8 @@ _PROBE_TIMEOUT = 20.0
 _ONE_GREEDY_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
 
 
-def _is_serving(context: ServerContext) -> bool:
+def is_serving(context: ServerContext) -> bool:
+    """Whether the server is ready and its engine answers."""
     return context.phase is Phase.READY and context.engine.is_alive and context.is_responsive
 
 
@@ -40,13 +41,13 @@ async def probe(context: ServerContext) -> bool:
 
 async def health(request: web.Request) -> web.Response:
     """Cheap: the core process lives and its loop has answered lately."""
-    return _empty(_is_serving(context_of(request)))
+    return _empty(is_serving(context_of(request)))
 
 
 async def health_generate(request: web.Request) -> web.Response:
     """Generates one token, unless the engine is busy or paused."""
     context = context_of(request)
-    if not _is_serving(context):
+    if not is_serving(context):
         return _empty(False)
     if context.requests_in_flight:
         return _empty(True)  # the heartbeat says that it moves; a question would wait for the step at hand
@@ -63,7 +64,7 @@ async def health_generate(request: web.Request) -> web.Response:
 async def ready(request: web.Request) -> web.Response:
     """Like health, but a paused server is not ready for more requests."""
     context = context_of(request)
-    return _empty(_is_serving(context) and not context.paused)
+    return _empty(is_serving(context) and not context.paused)
 
 
 def add_health_routes(app: web.Application) -> None:

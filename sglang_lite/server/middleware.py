@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from sglang_lite.observability.metrics import HttpMetrics
-from sglang_lite.server.context import Phase, context_of
+from sglang_lite.server.context import Phase, ServerContext, context_of
 from sglang_lite.server.errors import error_response, http_error_body, json_response
 from sglang_lite.server.tenants import enter_tenant
 from sglang_lite.types import RequestError
@@ -57,12 +58,12 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return json_response(http_error_body(request.path, message, 500, "InternalServerError"), 500)
 
 
-@web.middleware
-async def generation_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count generation requests, which a shutdown waits for, and refuse them before and after the server's time."""
-    if request.method == "GET" or request.path not in _GENERATION_PATHS:
-        return await handler(request)
-    context = context_of(request)
+def admit(context: ServerContext, headers: Mapping[str, str]) -> None:
+    """Let a generation request in, and note for its task who sent it and to which trace it belongs.
+
+    Raises:
+        RequestError: 503, the server does not serve now, or has as many requests as it may.
+    """
     if not context.engine.is_alive:
         raise RequestError(f"the engine is not running: {context.engine.failure or 'it was stopped'}", status=503)
     if context.phase is not Phase.READY:
@@ -71,9 +72,18 @@ async def generation_middleware(request: web.Request, handler: Handler) -> web.S
     if context.requests_in_flight >= limit:
         raise RequestError(f"the server has {limit} requests in flight (--max-concurrent-requests)", status=503)
     if context.tenants is not None:
-        enter_tenant(context.tenants.of_call(request.headers))
+        enter_tenant(context.tenants.of_call(headers))
     if context.tracer is not None:
-        context.tracer.enter(request.headers)
+        context.tracer.enter(headers)
+
+
+@web.middleware
+async def generation_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count generation requests, which a shutdown waits for, and refuse them before and after the server's time."""
+    if request.method == "GET" or request.path not in _GENERATION_PATHS:
+        return await handler(request)
+    context = context_of(request)
+    admit(context, request.headers)
     with context.generation():
         return await handler(request)
 

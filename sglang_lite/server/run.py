@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -42,6 +42,8 @@ _ABORT_SECONDS = 1.0
 """How long the engine gets to take the abort at a shutdown, and then clients to receive the end of their requests."""
 _SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password", "--tenants")
 EXIT_ENGINE_DIED = 3
+
+StopListening = Callable[[], Awaitable[None]]
 
 
 def run_server(config: ServerConfig, command: Sequence[str] = CORE_COMMAND) -> int:
@@ -119,7 +121,7 @@ async def _serve(config: ServerConfig, command: Sequence[str]) -> int:
         context = ServerContext(engine, launch_command=launch_command(sys.argv))
         if config.tokenizer_worker_num > 1:
             context.peers = Peers(str(engine.directory), 0, config.tokenizer_worker_num)
-        async with listening(context) as stop_listening:
+        async with _interface(config)(context) as stop_listening:
             warming = asyncio.create_task(warm_up(context))
             if not await _first(warming, signals.drain):
                 return 0
@@ -183,6 +185,16 @@ async def _first(task: asyncio.Task[Any], stop: asyncio.Event) -> bool:
         return False
     finally:
         stopping.cancel()
+
+
+def _interface(config: ServerConfig) -> Callable[[ServerContext], AbstractAsyncContextManager[StopListening]]:
+    """What serves: ``listening`` of this module, or of the gRPC server."""
+    if not config.grpc_mode:
+        return listening
+    # Imported where it is used: its libraries are an extra.
+    from sglang_lite.rpc import server
+
+    return server.listening
 
 
 @asynccontextmanager

@@ -76,6 +76,11 @@ class Certificates:
         logger.info("read the TLS certificate %s again", self._certificate)
         return True
 
+    def contents(self) -> tuple[list[tuple[bytes, bytes]], bytes | None, bool]:
+        """What gRPC takes: [(key, certificate)], the authorities' certificates, whether clients need one (never)."""
+        authorities = None if self._authorities is None else self._authorities.read_bytes()
+        return [(self._key.read_bytes(), self._certificate.read_bytes())], authorities, False
+
     async def watch(self) -> None:
         """Reload whenever one of the files has changed."""
         while True:

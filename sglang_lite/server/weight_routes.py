@@ -42,7 +42,7 @@ async def update_weights_from_disk(request: web.Request) -> web.Response:
     context = context_of(request)
     try:
         body = await read_object(request)
-        path, version = _read_update(body)
+        path, version = read_update(body)
         if fields.boolean(body, "abort_all_requests"):
             await context.engine.abort_all()
         await context.engine.update_weights(path)
@@ -55,7 +55,12 @@ async def update_weights_from_disk(request: web.Request) -> web.Response:
     return json_response({"success": True, "message": f"Loaded the weights of {path}.", "num_paused_requests": 0})
 
 
-def _read_update(body: dict[str, Any]) -> tuple[str, str | None]:
+def read_update(body: dict[str, Any]) -> tuple[str, str | None]:
+    """Directory and new version of an update.
+
+    Raises:
+        RequestError: the body is wrong.
+    """
     path = fields.text(body, "model_path")
     if not path or not path.strip():
         raise RequestError(

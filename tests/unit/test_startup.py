@@ -85,7 +85,7 @@ def test_device_without_provider(device: str) -> None:
         ({"nnodes": 2}, "--nnodes 2 must divide --tp-size 1"),
         ({"grpc_mode": True, "port": 65535}, "65536"),
         ({"grpc_mode": True, "port": 5, "smg_http_sidecar_port": 5}, "must differ"),
-        ({"grpc_mode": True}, "--grpc-mode is not supported yet"),
+        ({"grpc_mode": True, "tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
     ],
 )
 def test_options_that_cannot_be_served(options: dict[str, Any], expected: str) -> None:

@@ -1,0 +1,67 @@
+"""Errors as gRPC statuses: one mapping for everything that the server refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+
+from sglang_lite.types import RequestError
+
+logger = logging.getLogger(__name__)
+
+Call: TypeAlias = Any
+"""``grpc.aio.ServicerContext``; grpc has no types."""
+Handler = Callable[[Any, Call], Awaitable[Any]]
+
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.ALREADY_EXISTS,
+    412: grpc.StatusCode.FAILED_PRECONDITION,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    415: grpc.StatusCode.INVALID_ARGUMENT,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+def code_of(status: int) -> grpc.StatusCode:
+    """The gRPC code for what the HTTP interface answers with ``status``; INTERNAL for faults of the server."""
+    if status in _CODES:
+        return _CODES[status]
+    return grpc.StatusCode.INVALID_ARGUMENT if 400 <= status < 500 else grpc.StatusCode.INTERNAL
+
+
+async def refuse(call: Call, error: RequestError) -> NoReturn:
+    """End a call with the status of ``error``."""
+    await call.abort(code_of(error.status), error.message)
+    raise AssertionError("abort() raises")
+
+
+def with_status(handler: Handler) -> Handler:
+    """``handler``, with what it raises told to the client: refusals as they are, faults of ours by their type alone."""
+
+    @functools.wraps(handler)
+    async def run(request: Any, call: Call) -> Any:
+        try:
+            return await handler(request, call)
+        except RequestError as error:
+            await refuse(call, error)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:  # one call's fault must not reach the others
+            logger.exception("gRPC %s failed", handler.__name__)
+            await refuse(call, RequestError(f"Internal server error: {type(error).__name__}", status=500))
+
+    return run
