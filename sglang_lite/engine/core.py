@@ -35,6 +35,7 @@ from sglang_lite.engine.messages import (
     UnloadAdapter,
     UpdateWeights,
 )
+from sglang_lite.engine.roles import Role
 from sglang_lite.engine.transport import Transport
 from sglang_lite.execution.base import AdaptingExecutor, ExecutionError, Executor, InterruptibleExecutor
 from sglang_lite.grammar.thinking import behind_thinking
@@ -72,6 +73,7 @@ class EngineCore:
         clock: monotonic time in seconds; the only clock the scheduler ever sees.
         grammars: those of the requests; None when it serves none.
         kv_events: gets what the scheduler records, when it records KV events.
+        role: of its server under prefill/decode disaggregation, None when it serves both.
 
     Attributes:
         turn_started: when the running turn of the loop began, None while it waits for messages; another thread may
@@ -88,6 +90,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         grammars: GrammarLibrary | None = None,
         kv_events: KVEventPublisher | None = None,
+        role: Role | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -98,6 +101,7 @@ class EngineCore:
         self._clock = clock
         self._grammars = grammars
         self._kv_events = kv_events
+        self._role = role
         self._submitted: deque[int] = deque()
         self._flushes: list[_PendingFlush] = []
         self._adapter_changes: list[tuple[LoadAdapter | UnloadAdapter | LoadGrammar, Future[None]]] = []
@@ -121,6 +125,8 @@ class EngineCore:
         """
         for command in self._receive(patience):
             self._handle(command)
+        if self._role is not None:
+            self._take_turn(self._role)
         self._busy = self._plan_ahead()
         self._send(self._scheduler.drain_outputs())
         self._busy |= self._scheduler.maintain(MAINTENANCE_PAGES) > 0
@@ -215,15 +221,17 @@ class EngineCore:
                 self._admit(command, now)
                 self._meter.worked()
             case Keys(header=Abort() as header, keys=keys):
-                self._reply(header, count=self._scheduler.abort(keys, now))
+                self._reply(header, count=self._scheduler.abort(keys, now) + self._give_up(keys.tolist()))
             case Keys(keys=keys):
                 self._scheduler.finish(keys, now)
             case AbortAll():
-                self._reply(command, count=self._scheduler.abort_all(now))
+                self._reply(command, count=self._scheduler.abort_all(now) + self._give_up(None))
             case Flush():
                 self._flushes.append(_PendingFlush(command, now + max(command.timeout, 0.0)))
             case Pause():
                 self._maintenance.pause(command.mode, now)
+                if command.mode == "abort":
+                    self._give_up(None)
                 self._pauses.append(command)
             case Resume():
                 self._confirm_pauses()
@@ -255,9 +263,24 @@ class EngineCore:
                 missing.append(int(columns.key[index]))
             else:
                 matchers[index] = behind_thinking(matcher, extras.thinking)
+        if self._role is not None:
+            self._role.admitting(columns)
         self._scheduler.admit(columns, now, matchers)
         if missing:
             self._scheduler.reject(missing, "the engine does not have the request's grammar any more; send it again")
+        if self._role is not None:
+            self._role.admitted(columns)
+
+    def _give_up(self, keys: list[int] | None) -> int:
+        """Requests that the scheduler has done its part of; None for all."""
+        return 0 if self._role is None else self._role.abort(keys)
+
+    def _take_turn(self, role: Role) -> None:
+        """Let the role act on what happened since the last turn."""
+        role.turn(self._clock())
+        for columns in role.take_outputs():
+            self._meter.worked()
+            self._transport.send_output(columns)
 
     def _load_grammar(self, command: LoadGrammar) -> None:
         if self._grammars is None:
@@ -339,6 +362,8 @@ class EngineCore:
         self._transport.send(Reply(header.call, ok, count, message), header.front)
 
     def _send(self, columns: OutputColumns) -> None:
+        if self._role is not None:
+            columns = self._role.outgoing(columns)
         if len(columns) or columns.logprobs:
             self._meter.worked()
             self._transport.send_output(columns)

@@ -57,12 +57,14 @@ class ZmqTransport:
         self._ingress.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._ingress.bind(ingress)
         self._egress = [_connect(context, endpoint) for endpoint in egress]
+        self._poller = zmq.Poller()
+        self._poller.register(self._ingress, zmq.POLLIN)
 
     def receive(self, timeout: float | None) -> list[Command]:
         """See ``Transport.receive``. Malformed frames are logged and dropped."""
         if timeout is None or timeout > 0:
             # Rounded up: waking a little late is right, waking early would turn the rest of the wait into a spin.
-            self._ingress.poll(None if timeout is None else math.ceil(min(timeout, LONGEST_POLL_SECONDS) * 1000))
+            self._poller.poll(None if timeout is None else math.ceil(min(timeout, LONGEST_POLL_SECONDS) * 1000))
         commands: list[Command] = []
         for _ in range(MESSAGES_PER_RECEIVE):
             try:
@@ -74,6 +76,10 @@ class ZmqTransport:
             except FrameError as error:
                 logger.warning("ignored a malformed frame: %s", error)
         return commands
+
+    def watch(self, descriptor: int) -> None:
+        """``receive`` also returns when this one becomes readable."""
+        self._poller.register(descriptor, zmq.POLLIN)
 
     def send_output(self, columns: OutputColumns) -> None:
         """See ``Transport.send_output``. Waits while a front's queue is full: that is the back pressure."""

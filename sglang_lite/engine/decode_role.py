@@ -1,0 +1,111 @@
+"""The role of a decode server's core: pages are reserved for prompts computed elsewhere, then generated from."""
+
+from __future__ import annotations
+
+from sglang_lite.disaggregation.base import DecodeSessions, KVArrived, KVFailed, KVQuiesced
+from sglang_lite.engine.roles import code_of, logprob_record
+from sglang_lite.scheduler.scheduler import Scheduler
+from sglang_lite.types import FinishCode, OutputColumns, RequestColumns, TransferParams
+
+_PEER_REASONS = ("handshake", "peer_lost", "peer_failed", "timeout")
+"""Failures of the prefill side, after which the prompt can still be computed here."""
+
+
+class DecodeRole:
+    """See ``roles.Role``.
+
+    Args:
+        fallback: compute prompts here whose prefill server fails.
+    """
+
+    def __init__(self, scheduler: Scheduler, sessions: DecodeSessions, *, fallback: bool) -> None:
+        self._scheduler = scheduler
+        self._sessions = sessions
+        self._fallback = fallback
+        self._unopened: dict[int, TransferParams] = {}
+        self._open: set[int] = set()
+
+    def admitting(self, columns: RequestColumns) -> None:
+        """See ``Role.admitting``."""
+
+    def admitted(self, columns: RequestColumns) -> None:
+        """See ``Role.admitted``. The prefill server hears of those that were refused: it would wait for their pages."""
+        held = set(self._scheduler.held())
+        for index, extras in columns.extras.items():
+            key, params = int(columns.key[index]), extras.transfer
+            if params is None or key in self._unopened or key in self._open:
+                continue
+            if key in held:
+                self._unopened[key] = params
+            else:
+                self._sessions.refuse(params.rid, params, "the decode server refused the request")
+
+    def abort(self, keys: list[int] | None) -> int:
+        """See ``Role.abort``: the scheduler has all of them."""
+        del keys
+        return 0
+
+    def turn(self, now: float) -> None:
+        """See ``Role.turn``."""
+        for event in self._sessions.events():
+            match event:
+                case KVArrived():
+                    self._arrived(event, now)
+                case KVFailed():
+                    self._failed(event, now)
+                case KVQuiesced(key=key):
+                    self._scheduler.release_hold(key)
+                case _:
+                    pass
+        for key in self._scheduler.take_ended():
+            params = self._unopened.pop(key, None)
+            if params is not None:
+                self._sessions.refuse(params.rid, params, "the request ended on the decode server")
+            elif key in self._open:
+                self._open.discard(key)
+                self._sessions.abort(key)
+        self._reserve()
+
+    def outgoing(self, columns: OutputColumns) -> OutputColumns:
+        """See ``Role.outgoing``."""
+        return columns
+
+    def take_outputs(self) -> list[OutputColumns]:
+        """See ``Role.take_outputs``: the scheduler reports all of them."""
+        return []
+
+    def fileno(self) -> int:
+        """See ``Role.fileno``."""
+        return self._sessions.fileno()
+
+    def close(self, grace_s: float) -> None:
+        """See ``Role.close``."""
+        self._sessions.close(grace_s)
+
+    def _reserve(self) -> None:
+        """Open sessions in the order of arrival, as far as pages can be spared."""
+        for key, params in list(self._unopened.items()):
+            pages = self._scheduler.reserve_incoming(key)
+            if pages is None:
+                return
+            del self._unopened[key]
+            self._open.add(key)
+            self._sessions.open(key, params.rid, params, pages, self._scheduler.prompt_length(key), 0)
+
+    def _arrived(self, event: KVArrived, now: float) -> None:
+        if event.key not in self._open:
+            return  # it was given up meanwhile, and its pages come back when the peer is quiet
+        self._open.discard(event.key)
+        first = event.first
+        code, records = FinishCode(first.finish_code), logprob_record(event.key, first)
+        self._scheduler.join(event.key, first.token, code, first.matched, first.cached_tokens, records, now)
+
+    def _failed(self, event: KVFailed, now: float) -> None:
+        if event.key in self._open:
+            self._open.discard(event.key)
+            if self._fallback and event.reason in _PEER_REASONS:
+                self._scheduler.release_held(event.key, lent=False)
+            else:
+                self._scheduler.fail_request(event.key, code_of(event.status), event.message, now)
+        if event.quiesced:
+            self._scheduler.release_hold(event.key)
