@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-_KINDS = (".py", ".typed", ".html", ".css", ".js")
+_KINDS = (".py", ".pyi", ".typed", ".html", ".css", ".js")
 
 
 def source_files() -> set[str]:
