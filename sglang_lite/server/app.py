@@ -29,6 +29,7 @@ from sglang_lite.server.peers import peers_middleware
 from sglang_lite.server.playground_routes import add_playground_routes
 from sglang_lite.server.pooling_routes import add_pooling_routes
 from sglang_lite.server.profile_routes import add_profile_routes
+from sglang_lite.server.protocol_log import shorten_protocol_errors
 from sglang_lite.server.responses_routes import add_responses_routes
 from sglang_lite.server.score_routes import add_score_routes
 from sglang_lite.server.tenants import Tenants
@@ -44,6 +45,7 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
             unless they are set.
         max_body_bytes: a longer request body is answered with 413.
     """
+    shorten_protocol_errors()
     config = context.config
     middlewares: list[Middleware] = [error_middleware, preflight_middleware]
     if config.enable_metrics and context.metrics is None:

@@ -1,4 +1,4 @@
-"""Clients that send too slowly: no header, or half a body."""
+"""Clients that send too slowly (no header, half a body) or no HTTP, and what they leave in the log."""
 
 from __future__ import annotations
 
@@ -70,3 +70,17 @@ def test_the_file_limit_is_raised() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > lower
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_broken_requests_leave_one_line_in_the_log(server: LocalServer, caplog: pytest.LogCaptureFixture) -> None:
+    address = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"secret" * 2000 + b"\r\n\r\n")
+        async with asyncio.timeout(5):
+            assert await reader.read()
+    finally:
+        writer.close()
+    assert "Error handling request" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert "secret" not in caplog.text
