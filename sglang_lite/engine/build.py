@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang_lite.config import ServerConfig
+from sglang_lite.disaggregation.pool_memory import PoolMemory
 from sglang_lite.engine.grammars import grammar_library
 from sglang_lite.engine.info import EngineInfo, KvCacheInfo, RecurrentStateInfo
 from sglang_lite.engine.parts import CoreParts, Report, make_scheduler
@@ -28,7 +29,18 @@ def build_core_parts(config: ServerConfig, report: Report) -> CoreParts:
     grammars = grammar_library(config, info.vocab_size, info.eos_token_ids)
     if isinstance(executor, ParallelExecutor):
         return CoreParts(scheduler, executor, info, depth, executor.watch, grammars)
-    return CoreParts(scheduler, executor, info, depth, grammars=grammars)
+    return CoreParts(scheduler, executor, info, depth, grammars=grammars, memory=_pool_memory(limits))
+
+
+def _pool_memory(limits: EngineLimits) -> PoolMemory | None:
+    """The pool of a host; one on a device is not transferred yet."""
+    geometry = limits.geometry
+    if not limits.pool_address:
+        return None
+    layout = "-".join(map(str, geometry.pool_shape[1:]))
+    return PoolMemory(
+        limits.pool_address, geometry.num_pages, geometry.page_bytes, geometry.page_size, limits.kv_dtype, layout
+    )
 
 
 def engine_info(config: ServerConfig, description: ModelDescription, limits: EngineLimits) -> EngineInfo:

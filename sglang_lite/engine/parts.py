@@ -8,6 +8,7 @@ from typing import TypeVar, get_args
 
 from sglang_lite.config import ServerConfig
 from sglang_lite.configuration.kv_events import KVEventsConfig
+from sglang_lite.disaggregation.pool_memory import PoolMemory
 from sglang_lite.engine.grammars import GrammarLibrary
 from sglang_lite.engine.info import EngineInfo
 from sglang_lite.execution.base import Executor
@@ -42,6 +43,7 @@ class CoreParts:
         watch: takes a function, which is called with a sentence, in a thread of its own, when something outside this
             process that the executor needs is lost: the core may be idle then and would not notice.
         grammars: None when the core serves none.
+        memory: the KV pool as transfers see it; None where it cannot be transferred.
     """
 
     scheduler: Scheduler
@@ -50,6 +52,7 @@ class CoreParts:
     depth: int
     watch: Callable[[Callable[[str], None]], None] = lambda on_loss: None
     grammars: GrammarLibrary | None = None
+    memory: PoolMemory | None = None
 
 
 Build = Callable[[ServerConfig, Report], CoreParts]

@@ -64,6 +64,7 @@ class EngineLimits:
         weight_bytes: of the model's parameters.
         startup_seconds: phase -> seconds.
         row_state_bytes: recurrent state of one request; 0 for models without.
+        pool_address: of the KV pool in the host's memory, 0 where it lies elsewhere.
     """
 
     geometry: KVGeometry
@@ -74,6 +75,7 @@ class EngineLimits:
     weight_bytes: int
     startup_seconds: dict[str, float]
     row_state_bytes: int = 0
+    pool_address: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,7 @@ def build_runner(
         weight_bytes + draft_bytes,
         seconds,
         rows.row_bytes,
+        runner.pool.data_ptr(),
     )
     reloader: Reloader | None = None
     if parallel.size == 1 and settings is None and not config.drafts_with_head:
