@@ -317,8 +317,8 @@ def _check_disaggregation(config: ServerConfig) -> None:
             f"is not installed"
         )
     raise StartupError(
-        f"--disaggregation-mode {mode} is not supported yet: transports and sessions are there, the engine does not use "
-        f"them; remove it to serve prefill and decode here"
+        f"--disaggregation-mode {mode} is not supported yet: transports, sessions and roles are there, the server does "
+        f"not start them; remove it to serve prefill and decode here"
     )
 
 
