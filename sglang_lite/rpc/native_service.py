@@ -9,6 +9,7 @@ import msgspec
 
 from sglang_lite.rpc import native_info
 from sglang_lite.rpc.generated.sglang.runtime.v1 import sglang_pb2 as pb
+from sglang_lite.rpc.generation import send
 from sglang_lite.rpc.inner import Inner, headers_of
 from sglang_lite.rpc.native_generation import generate
 from sglang_lite.rpc.status import Call
@@ -136,7 +137,7 @@ class NativeService:
     async def _pass(self, path: str, request: pb.OpenAIJsonRequest, call: Call) -> None:
         headers = headers_of(call, request.options.trace_headers)
         async for data in self._inner.messages(path, _openai_body(request), headers):
-            await call.write(pb.OpenAIJsonResponse(json=data))
+            await send(self._context, call, pb.OpenAIJsonResponse(json=data))
 
     async def _pass_unary(self, path: str, request: pb.OpenAIJsonRequest, call: Call) -> pb.OpenAIJsonResponse:
         headers = headers_of(call, request.options.trace_headers)
