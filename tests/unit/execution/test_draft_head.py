@@ -92,7 +92,8 @@ def test_a_head_that_knows_is_always_right(tmp_path: Path, reads_hidden: bool, o
     # A prompt that is cached to its last token has no hidden state before it; the guess made there may be wrong.
     assert stats.accepted_tokens >= stats.drafted_tokens - (4 * 3 if reads_hidden else 0)
     assert stats.drafted_tokens > 60
-    assert stats.steps < 70
+    if "max_total_tokens" not in options:  # one token a step would take 48, and preemption takes more
+        assert stats.steps < 40
 
 
 def test_guesses_are_those_of_the_layer_over_the_whole_sequence(
