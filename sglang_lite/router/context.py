@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -15,6 +17,7 @@ from sglang_lite.router.leases import LeaseTable
 from sglang_lite.router.metrics import RouterMetrics
 from sglang_lite.router.options import RouterOptions
 from sglang_lite.router.policies import POLICIES, Policy, PolicyLimits
+from sglang_lite.router.upstream import Upstream
 from sglang_lite.router.workers import Registry, Worker
 
 
@@ -63,6 +66,22 @@ class RouterContext:
     def now(self) -> float:
         """Seconds of a clock that never goes back."""
         return time.monotonic()
+
+    def request(
+        self,
+        worker: Worker,
+        method: str,
+        path: str,
+        *,
+        data: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AbstractAsyncContextManager[Upstream]:
+        """A call of ``path`` (with its query) at a worker; leaving it early ends the call.
+
+        Raises:
+            aiohttp.ClientError, ConnectionError: the worker cannot be reached, or breaks its answer off.
+        """
+        return self.session.request(method, worker.url + path, data=data, headers=headers, allow_redirects=False)
 
     def _forget(self, worker: Worker) -> None:
         for policy in self.policies.values():

@@ -68,9 +68,7 @@ async def call_worker(request: web.Request, worker: Worker, data: bytes) -> Repl
     try:
         async with (
             asyncio.timeout(context.options.request_timeout_secs),
-            context.session.request(
-                request.method, worker.url + request.path_qs, data=data or None, headers=headers
-            ) as response,
+            context.request(worker, request.method, request.path_qs, data=data or None, headers=headers) as response,
         ):
             kind = response.headers.get("content-type", "application/json")
             return Reply(response.status, {"content-type": kind}, await response.read())
@@ -175,7 +173,7 @@ async def _load(context: RouterContext, worker: Worker) -> int:
     try:
         async with (
             asyncio.timeout(_LOAD_SECONDS),
-            context.session.get(worker.url + "/v1/loads", headers=headers) as response,
+            context.request(worker, "GET", "/v1/loads", headers=headers) as response,
         ):
             if response.status != 200:
                 return -1

@@ -14,6 +14,7 @@ from aiohttp import web
 from sglang_lite.router.body import Head, parse_head
 from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.errors import RouterError, error_body
+from sglang_lite.router.upstream import Upstream
 from sglang_lite.router.workers import Worker, usable
 
 REQUEST_ID = "x-request-id"
@@ -247,8 +248,8 @@ async def exchange(
         headers["authorization"] = f"Bearer {worker.api_key}"
     try:
         async with asyncio.timeout(timeout) as limit:
-            async with call.context.session.post(
-                worker.url + call.request.path_qs, data=body, headers=headers, allow_redirects=False
+            async with call.context.request(
+                worker, "POST", call.request.path_qs, data=body, headers=headers
             ) as upstream:
                 streamed = upstream.content_type == "text/event-stream" and upstream.status < 400
                 if streamed and not whole_stream:
@@ -270,9 +271,7 @@ async def exchange(
         raise RouterError("upstream_unreachable", "The worker could not be reached.") from error
 
 
-async def _stream(
-    call: Call, upstream: aiohttp.ClientResponse, lease: Lease, extra: dict[str, str] | None
-) -> web.StreamResponse:
+async def _stream(call: Call, upstream: Upstream, lease: Lease, extra: dict[str, str] | None) -> web.StreamResponse:
     """Pass a stream on as it comes. One that breaks ends with an error event and without [DONE]."""
     kept = {name: upstream.headers[name] for name in _RETURNED if name in upstream.headers}
     response = web.StreamResponse(
@@ -292,7 +291,7 @@ async def _stream(
                 await response.write(data)
             except ConnectionError:
                 return response  # the client is gone, which says nothing about the worker
-    except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError, TimeoutError) as error:
+    except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
         lease.judge(False)
         code = "upstream_timeout" if isinstance(error, TimeoutError) else "upstream_unreachable"
         ending = RouterError(code, "The worker ended before its answer was complete.")

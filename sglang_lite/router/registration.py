@@ -80,9 +80,11 @@ async def _look_after(context: RouterContext, worker: Worker) -> None:
 
 async def check(context: RouterContext, worker: Worker) -> bool:
     """One health check."""
-    url = worker.url + context.options.health_check_endpoint
     try:
-        async with asyncio.timeout(context.options.health_check_timeout_secs), context.session.get(url) as response:
+        async with (
+            asyncio.timeout(context.options.health_check_timeout_secs),
+            context.request(worker, "GET", context.options.health_check_endpoint) as response,
+        ):
             return response.status == 200
     except (aiohttp.ClientError, ConnectionError, TimeoutError):
         return False
@@ -95,7 +97,7 @@ async def _server_info(context: RouterContext, worker: Worker) -> dict[str, Any]
         try:
             async with (
                 asyncio.timeout(_INFO_SECONDS),
-                context.session.get(worker.url + path, headers=headers) as response,
+                context.request(worker, "GET", path, headers=headers) as response,
             ):
                 status, data = response.status, await response.read()
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
