@@ -1,0 +1,41 @@
+"""Groups of the router's options: how workers are chosen, how much is let in, who may call and over what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_lite.router.policies import POLICIES
+
+
+def option(default: Any, text: str, **more: Any) -> Any:
+    """A field with its help; ``choices``, ``low``, ``high`` and ``above`` bound it."""
+    return field(default=default, metadata={"help": text, **more})
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """How a worker is chosen."""
+
+    policy: str = option("cache_aware", "how a worker is chosen", choices=tuple(POLICIES))
+    prefill_policy: str | None = option(None, "policy of the prefill pool", choices=tuple(POLICIES))
+    decode_policy: str | None = option(None, "policy of the decode pool", choices=tuple(POLICIES))
+    cache_threshold: float = option(0.5, "share of a prompt that must be known to its worker", low=0, high=1)
+    balance_abs_threshold: int = option(32, "difference of loads that is out of balance", low=0)
+    balance_rel_threshold: float = option(1.1, "ratio of loads that is out of balance", low=1)
+    max_tree_size: int = option(64 << 20, "size of a prefix tree", low=1024)
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """How much is let in."""
+
+    max_payload_size: int = option(1 << 20, "largest body", low=1)
+
+
+@dataclass(frozen=True)
+class AccessOptions:
+    """Who may call, and over what."""
+
+    request_id_headers: tuple[str, ...] = option(("x-request-id",), "headers that may hold a request's id")
+    api_key: str | None = option(None, "key that clients need; passed on to workers")
