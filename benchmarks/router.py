@@ -14,6 +14,7 @@ from benchmarks.report import add_json_argument, publish, time_calls
 from sglang_lite.router.body import Head, parse_head
 from sglang_lite.router.context import RouterContext
 from sglang_lite.router.options import RouterOptions, checked
+from sglang_lite.router.prompt import Prompt
 from sglang_lite.router.workers import Worker, usable
 
 HEADERS = ("part", "p50 us", "p90 us", "calls")
@@ -34,7 +35,7 @@ def choose(context: RouterContext, head: Head) -> Worker:
     workers = context.registry.of_model(head.model_name)
     regular = [worker for worker in workers if worker.role == "regular"]
     ready = usable(regular, context.now, "no_healthy_workers")
-    return context.policies["regular"].choose(ready, head.key, None)
+    return context.policies["regular"].choose(ready, Prompt(head.key))
 
 
 def prompts(generator: random.Random) -> list[list[str]]:
@@ -64,7 +65,7 @@ def main() -> None:
     cached = prompts(generator)
     owners = [workers[number % WORKERS] for number in range(len(cached))]
     for ids, owner in zip(cached, owners, strict=True):
-        policy.sent(owner, parse_head(body(ids)).key)
+        policy.sent(owner, Prompt(parse_head(body(ids)).key))
     picks = generator.choices(range(len(cached)), k=arguments.calls)
     bodies = [body([*cached[pick][:-16], *("7" * 16)]) for pick in picks]
     heads = [parse_head(data) for data in bodies]
@@ -73,7 +74,7 @@ def main() -> None:
         "parse": time_calls(parse_head, bodies),
         "decision": time_calls(lambda head: choose(context, head), heads),
         "parse + decision": time_calls(lambda data: choose(context, parse_head(data)), bodies),
-        "record": time_calls(lambda head: policy.sent(workers[0], head.key), heads),
+        "record": time_calls(lambda head: policy.sent(workers[0], Prompt(head.key)), heads),
     }
     rows = [(part, timing.median_us, timing.p90_us, timing.count) for part, timing in timings.items()]
     publish("router", HEADERS, rows, json_path=arguments.json, extra={"hit_rate": hits / len(picks)})

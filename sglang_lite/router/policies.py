@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sglang_lite.router.prefix_tree import PrefixTree
+from sglang_lite.router.prompt import Prompt
 from sglang_lite.router.workers import Worker
 
 
@@ -30,11 +31,11 @@ class PolicyLimits:
 
 
 class Policy(Protocol):
-    """Chooses among at least one worker. ``key`` is the prompt as bytes, ``routing_key`` the caller's own."""
+    """Chooses among at least one worker."""
 
-    def choose(self, workers: Sequence[Worker], key: bytes, routing_key: str | None) -> Worker: ...
+    def choose(self, workers: Sequence[Worker], prompt: Prompt) -> Worker: ...
 
-    def sent(self, worker: Worker, key: bytes) -> None:
+    def sent(self, worker: Worker, prompt: Prompt) -> None:
         """``worker`` took the request and answered it well."""
 
     def forget(self, worker: Worker) -> None:
@@ -42,8 +43,8 @@ class Policy(Protocol):
 
 
 class _Stateless:
-    def sent(self, worker: Worker, key: bytes) -> None:
-        del worker, key
+    def sent(self, worker: Worker, prompt: Prompt) -> None:
+        del worker, prompt
 
     def forget(self, worker: Worker) -> None:
         del worker
@@ -55,8 +56,8 @@ class RoundRobin(_Stateless):
     def __init__(self) -> None:
         self._turn = 0
 
-    def choose(self, workers: Sequence[Worker], key: bytes, routing_key: str | None) -> Worker:
-        del key, routing_key
+    def choose(self, workers: Sequence[Worker], prompt: Prompt) -> Worker:
+        del prompt
         self._turn += 1
         return workers[(self._turn - 1) % len(workers)]
 
@@ -67,8 +68,8 @@ class Random(_Stateless):
     def __init__(self, generator: random.Random) -> None:
         self._generator = generator
 
-    def choose(self, workers: Sequence[Worker], key: bytes, routing_key: str | None) -> Worker:
-        del key, routing_key
+    def choose(self, workers: Sequence[Worker], prompt: Prompt) -> Worker:
+        del prompt
         return self._generator.choice(workers)
 
 
@@ -78,8 +79,8 @@ class PowerOfTwo(_Stateless):
     def __init__(self, generator: random.Random) -> None:
         self._generator = generator
 
-    def choose(self, workers: Sequence[Worker], key: bytes, routing_key: str | None) -> Worker:
-        del key, routing_key
+    def choose(self, workers: Sequence[Worker], prompt: Prompt) -> Worker:
+        del prompt
         if len(workers) == 1:
             return workers[0]
         first, second = self._generator.sample(workers, 2)
@@ -98,14 +99,15 @@ class ConsistentHashing(_Stateless):
         self._points: list[int] = []
         self._owners: list[str] = []
 
-    def choose(self, workers: Sequence[Worker], key: bytes, routing_key: str | None) -> Worker:
+    def choose(self, workers: Sequence[Worker], prompt: Prompt) -> Worker:
         by_url = {worker.url: worker for worker in workers}
         urls = tuple(by_url)
         if urls != self._urls:
             ring = sorted((_point(f"{url}#{number}".encode()), url) for url in urls for number in range(self._POINTS))
             self._points, self._owners = [point for point, _ in ring], [url for _, url in ring]
             self._urls = urls
-        wanted = _point(routing_key.encode() if routing_key else key[: self._BEGINNING])
+        key = prompt.routing_key.encode() if prompt.routing_key else prompt.key[: self._BEGINNING]
+        wanted = _point(key)
         place = bisect.bisect(self._points, wanted) % len(self._points)
         return by_url[self._owners[place]]
 
@@ -118,8 +120,7 @@ class CacheAware:
         self._tree = PrefixTree(limits.tree_bytes)
         self._turn = 0
 
-    def choose(self, workers: Sequence[Worker], key: bytes, routing_key: str | None) -> Worker:
-        del routing_key
+    def choose(self, workers: Sequence[Worker], prompt: Prompt) -> Worker:
         loads = [worker.load for worker in workers]
         low, high = min(loads), max(loads)
         limits = self._limits
@@ -128,8 +129,8 @@ class CacheAware:
         bits = 0
         for worker in workers:
             bits |= 1 << worker.index
-        length, holders = self._tree.match(key, bits)
-        if key and length > limits.match * len(key):
+        length, holders = self._tree.match(prompt.key, bits)
+        if length > limits.match * len(prompt.key):
             matching = [worker for worker in workers if holders >> worker.index & 1]
             return min(matching, key=_load)
         return self._least(workers, loads, low)
@@ -140,8 +141,8 @@ class CacheAware:
         self._turn += 1
         return idle[self._turn % len(idle)]
 
-    def sent(self, worker: Worker, key: bytes) -> None:
-        self._tree.insert(key, worker.index)
+    def sent(self, worker: Worker, prompt: Prompt) -> None:
+        self._tree.insert(prompt.key, worker.index)
 
     def forget(self, worker: Worker) -> None:
         self._tree.remove_worker(worker.index)

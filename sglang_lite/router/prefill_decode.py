@@ -43,10 +43,9 @@ def choose_pair(call: Call) -> Pair:
     ported = [prefill for prefill in matched if prefill.bootstrap_port is not None]
     if not ported:
         raise RouterError("worker_misconfigured", "The prefill worker has no bootstrap port.")
-    key, routing_key = call.head.key, call.routing_key
-    prefill = context.policies["prefill"].choose(ported, key, routing_key)
+    prefill = context.policies["prefill"].choose(ported, call.prompt)
     fitting = [decode for decode in decodes if compatible(prefill, decode)]
-    return Pair(prefill, context.policies["decode"].choose(fitting, key, routing_key))
+    return Pair(prefill, context.policies["decode"].choose(fitting, call.prompt))
 
 
 def bootstrap_fields(call: Call, prefill: Worker) -> dict[str, Any]:
@@ -129,7 +128,7 @@ async def _prefill(call: Call, worker: Worker, body: bytes, extra: dict[str, str
     async with Lease(call.context, worker) as lease:
         reply = await exchange_whole(call, worker, body, lease, extra)
     if reply.status < 400:
-        call.context.policies["prefill"].sent(worker, call.head.key)
+        call.context.policies["prefill"].sent(worker, call.prompt)
     return reply
 
 
@@ -139,7 +138,7 @@ async def _decode(
     async with Lease(call.context, worker) as lease:
         result = await exchange(call, worker, body, lease, extra)
     if result[1] is None or result[1].status < 400:
-        call.context.policies["decode"].sent(worker, call.head.key)
+        call.context.policies["decode"].sent(worker, call.prompt)
     return result
 
 

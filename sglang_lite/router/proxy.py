@@ -14,6 +14,7 @@ from aiohttp import web
 from sglang_lite.router.body import Head, parse_head
 from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.errors import RouterError, error_body
+from sglang_lite.router.prompt import Prompt
 from sglang_lite.router.upstream import Upstream
 from sglang_lite.router.workers import Worker, usable
 
@@ -58,11 +59,7 @@ class Call:
     head: Head
     request_id: str
     headers: dict[str, str]
-
-    @property
-    def routing_key(self) -> str | None:
-        """The caller's own key for where it wants to be."""
-        return next((self.request.headers[name] for name in _ROUTING_KEYS if self.request.headers.get(name)), None)
+    prompt: Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +101,14 @@ async def read_call(request: web.Request) -> Call:
     except web.HTTPRequestEntityTooLarge:
         limit = context.options.max_payload_size
         raise RouterError("payload_too_large", f"The body may have {limit} bytes at most.") from None
-    request_id = request["request_id"]
-    return Call(request, context, body, parse_head(body), request_id, forwarded_headers(request, request_id))
+    request_id, head = request["request_id"], parse_head(body)
+    prompt = Prompt(head.key, _routing_key(request))
+    return Call(request, context, body, head, request_id, forwarded_headers(request, request_id), prompt)
+
+
+def _routing_key(request: web.Request) -> str | None:
+    """The caller's own key for where it wants to be."""
+    return next((request.headers[name] for name in _ROUTING_KEYS if request.headers.get(name)), None)
 
 
 async def forward(request: web.Request) -> web.StreamResponse:
@@ -154,7 +157,7 @@ class Attempts:
         ready = usable(regular, call.context.now, "no_healthy_workers")
         fresh = [worker for worker in ready if worker.url not in self._tried] or ready
         policy = call.context.policies["regular"]
-        return policy.choose(fresh, call.head.key, call.routing_key)
+        return policy.choose(fresh, call.prompt)
 
     async def _send(self, worker: Worker) -> web.StreamResponse | None:
         """One attempt; None when another one may follow."""
@@ -176,7 +179,7 @@ class Attempts:
             self._reply = reply
             return None
         if reply.status < 400:
-            call.context.policies["regular"].sent(worker, call.head.key)
+            call.context.policies["regular"].sent(worker, call.prompt)
         return whole(reply, call.request_id)
 
 
@@ -255,7 +258,7 @@ async def exchange(
                 if streamed and not whole_stream:
                     limit.reschedule(None)
                     if worker.role == "regular":
-                        call.context.policies["regular"].sent(worker, call.head.key)
+                        call.context.policies["regular"].sent(worker, call.prompt)
                     return await _stream(call, upstream, lease, extra), None
                 data = await upstream.read()
                 kept = {name: upstream.headers[name] for name in _RETURNED if name in upstream.headers}

@@ -11,6 +11,7 @@ from sglang_lite.router.breaker import Breaker, BreakerLimits, BreakerState
 from sglang_lite.router.leases import LeaseTable
 from sglang_lite.router.policies import CacheAware, ConsistentHashing, PolicyLimits, PowerOfTwo, RoundRobin
 from sglang_lite.router.prefix_tree import PAGE, PrefixTree
+from sglang_lite.router.prompt import Prompt
 from sglang_lite.router.workers import Registry, Worker
 
 
@@ -111,30 +112,30 @@ def test_the_tree_drops_what_was_used_least() -> None:
 def test_cache_aware() -> None:
     """C926: loads out of balance win over a match."""
     workers, policy, key = make_workers(3), CacheAware(PolicyLimits()), b"k" * 400
-    policy.sent(workers[2], key)
-    assert policy.choose(workers, key, None) is workers[2]
+    policy.sent(workers[2], Prompt(key))
+    assert policy.choose(workers, Prompt(key)) is workers[2]
     workers[2].load = 32
-    assert policy.choose(workers, key, None) is workers[2]
+    assert policy.choose(workers, Prompt(key)) is workers[2]
     workers[2].load = 33
-    assert policy.choose(workers, key, None) is not workers[2]
+    assert policy.choose(workers, Prompt(key)) is not workers[2]
     workers[2].load, workers[0].load = 1, 1
-    assert policy.choose(workers, b"k" * 100 + b"x" * 300, None) is workers[1]
+    assert policy.choose(workers, Prompt(b"k" * 100 + b"x" * 300)) is workers[1]
     policy.forget(workers[2])
-    assert policy.choose(workers, key, None) is workers[1]
+    assert policy.choose(workers, Prompt(key)) is workers[1]
 
 
 def test_spreading_policies() -> None:
     workers = make_workers(4)
     turn = RoundRobin()
-    assert [turn.choose(workers, b"", None) for _ in range(8)] == workers * 2
+    assert [turn.choose(workers, Prompt(b"")) for _ in range(8)] == workers * 2
     workers[0].load = 9
     two = PowerOfTwo(random.Random(0))
-    assert all(two.choose(workers, b"", None) is not workers[0] for _ in range(50))
+    assert all(two.choose(workers, Prompt(b"")) is not workers[0] for _ in range(50))
 
 
 def test_hashing_moves_only_the_keys_of_who_leaves() -> None:
     workers, ring = make_workers(5), ConsistentHashing()
-    before = {key: ring.choose(workers, b"", key) for key in map(str, range(500))}
+    before = {key: ring.choose(workers, Prompt(b"", key)) for key in map(str, range(500))}
     assert len(set(map(id, before.values()))) == 5
-    after = {key: ring.choose(workers[1:], b"", key) for key in before}
+    after = {key: ring.choose(workers[1:], Prompt(b"", key)) for key in before}
     assert all(after[key] is owner for key, owner in before.items() if owner is not workers[0])
