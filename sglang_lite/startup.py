@@ -138,11 +138,6 @@ def check_fronts(config: ServerConfig) -> None:
             f"--tokenizer-worker-num {config.tokenizer_worker_num} with --dp-size {config.dp_size}: the front that "
             f"spreads requests over replicas must see all of them; set one of the two options to 1"
         )
-    if config.enable_response_store:
-        raise StartupError(
-            f"--enable-response-store with --tokenizer-worker-num {config.tokenizer_worker_num}: an answer is kept by "
-            f"the front that gave it, and the next call may reach another one; leave one of the two options out"
-        )
 
 
 def check_device(config: ServerConfig) -> None:

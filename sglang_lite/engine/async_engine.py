@@ -19,6 +19,7 @@ from sglang_lite.engine.launcher import CORE_COMMAND
 from sglang_lite.engine.messages import PauseMode
 from sglang_lite.engine.replicas import ReplicaClient, merge_loads
 from sglang_lite.engine.request_flow import RequestFlow
+from sglang_lite.engine.shared_claims import SharedClaims
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.models.adapter_settings import NamedAdapter, adapter_settings
@@ -41,6 +42,8 @@ class AsyncEngine:
         tokenizer: None with ``skip_tokenizer_init``.
         description: the model as its files describe it.
         stats: the newest load report, about one second old while the engine works.
+        front: number of this front.
+        claims: what the fronts of the server know together; None where there is one.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class AsyncEngine:
         info: EngineInfo,
         *,
         front: int = FRONT,
+        claims: SharedClaims | None = None,
     ) -> None:
         self.config = config
         self.description = description
@@ -60,7 +64,9 @@ class AsyncEngine:
         self.info = info
         self._client = client
         self.adapters = AdapterRegistry(adapter_settings(config))
-        self._flow = RequestFlow(config, tokenizer, client, info, self.adapters, front=front)
+        self.front = front
+        self.claims = claims
+        self._flow = RequestFlow(config, tokenizer, client, info, self.adapters, front=front, claims=claims)
 
     @classmethod
     async def start(
@@ -100,7 +106,10 @@ class AsyncEngine:
             await asyncio.gather(starting, return_exceptions=True)
             await client.close(grace=0.0)
             raise
-        engine = cls(config, description, tokenizer, client, info)
+        claims = None
+        if config.tokenizer_worker_num > 1 and isinstance(client, EngineClient) and client.directory is not None:
+            claims = SharedClaims.create(client.directory)
+        engine = cls(config, description, tokenizer, client, info, claims=claims)
         client.listen(engine)
         return engine
 
@@ -116,7 +125,8 @@ class AsyncEngine:
         description, tokenizer = await asyncio.to_thread(_read_text_side, config)
         client = EngineClient(front=front)
         client.attach(directory)
-        engine = cls(config, description, tokenizer, client, info, front=front)
+        claims = SharedClaims.attach(directory)
+        engine = cls(config, description, tokenizer, client, info, front=front, claims=claims)
         client.listen(engine)
         return engine
 
@@ -151,6 +161,8 @@ class AsyncEngine:
         self._flow.fail_all("the engine was shut down", 503)
         await self._client.close(grace)
         await self._flow.close()
+        if self.claims is not None:
+            self.claims.close()
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationOutput, None]:
         """Generate one sequence.

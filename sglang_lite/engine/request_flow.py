@@ -19,6 +19,7 @@ from sglang_lite.engine.info import EngineInfo
 from sglang_lite.engine.limits import prepare_prompt
 from sglang_lite.engine.reader import RequestReader
 from sglang_lite.engine.replicas import ReplicaClient
+from sglang_lite.engine.shared_claims import SharedClaims
 from sglang_lite.engine.tokenization import TokenizationPool
 from sglang_lite.engine.transport import FRONT_SHIFT
 from sglang_lite.frontend.output import OutputProcessor, SequenceState, abort_reason
@@ -63,6 +64,7 @@ class RequestFlow:
         adapters: AdapterRegistry,
         *,
         front: int,
+        claims: SharedClaims | None = None,
     ) -> None:
         self._config = config
         self._client = client
@@ -77,6 +79,7 @@ class RequestFlow:
             else GrammarFront(self._compiler, client.load_grammar, config.tokenizer_worker_num)
         )
         self._live: dict[str, _LiveRequest] = {}
+        self._claims = claims
         self._unsent: list[Submission] = []
         self._keys = itertools.count((front << FRONT_SHIFT) + 1)
         self.paused = False
@@ -142,9 +145,10 @@ class RequestFlow:
             raise RequestError("generation is paused; continue it first", status=412)
 
     def _register(self, request: GenerateRequest) -> _LiveRequest:
-        if request.request_id in self._live:
-            raise RequestError(f"Duplicate request ID detected: {request.request_id}", field="rid")
-        live = self._live[request.request_id] = _LiveRequest(request)
+        name = request.request_id
+        if name in self._live or (self._claims is not None and not self._claims.claim(name)):
+            raise RequestError(f"Duplicate request ID detected: {name}", field="rid")
+        live = self._live[name] = _LiveRequest(request)
         return live
 
     async def _token_ids(self, request: GenerateRequest) -> Sequence[int]:
@@ -229,6 +233,8 @@ class RequestFlow:
     def _release(self, live: _LiveRequest) -> None:
         """The reader is done with a request, or has gone away."""
         del self._live[live.request.request_id]
+        if self._claims is not None:
+            self._claims.release(live.request.request_id)
         state = live.state
         if state is not None:
             self.processor.remove(state.key)

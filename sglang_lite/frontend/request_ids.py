@@ -12,13 +12,16 @@ MAX_REQUEST_ID_LENGTH = LIMITS.request_id
 
 
 class RequestIds:
-    """Ids that are unique in this process: prefix, time in ns and running number, the last two in hex.
+    """Ids that are unique in this server: prefix, time in ns and running number, the last two in hex.
 
     The number is zero padded, so that no id is the beginning of another one (aborts match by prefix).
+
+    Args:
+        front: number of the front process that makes them; each counts in a range of its own.
     """
 
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+    def __init__(self, front: int = 0) -> None:
+        self._numbers = itertools.count((front << 32) + 1)
 
     def make(self, now_ns: int, prefix: str = "") -> str:
         """A new id, such as ``cmpl-18f3a9c1d2e4b600-00000001`` for the prefix ``cmpl-``."""

@@ -64,7 +64,7 @@ async def sequences(
     """
     check_key(context, headers, "/generate")
     admit(context, headers)
-    with context.generation():
+    with context.generation(context.config.max_concurrent_requests):
         call = read_call(context, body, headers)
         await refuse_endless_texts(context, call.requests)
         async with MergedStream(context, call.requests, call.choices) as stream:

@@ -61,6 +61,9 @@ async def read_object(request: web.Request, *, optional: bool = False) -> dict[s
     """
     if optional and not request.can_read_body:
         return {}
+    if request.content_length is not None and request.content_length > request.client_max_size:
+        # Said before it comes: nothing of it has to be read.
+        raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length)
     try:
         async with asyncio.timeout(LIMITS.body_seconds):
             body = await request.read()

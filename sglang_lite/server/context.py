@@ -19,11 +19,13 @@ from sglang_lite.observability.explain import RecentSequences
 from sglang_lite.observability.tracing import RequestTracer
 from sglang_lite.server.served_weights import ServedWeights
 from sglang_lite.server.tenants import Tenants
+from sglang_lite.types import RequestError
 
 if TYPE_CHECKING:
     from sglang_lite.config import ServerConfig
     from sglang_lite.engine.adapter_registry import AdapterRegistry
     from sglang_lite.engine.info import EngineInfo, LoadSnapshot
+    from sglang_lite.engine.shared_claims import SharedClaims
     from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
     from sglang_lite.frontend.tokenizer import Tokenizer
     from sglang_lite.models.description import ModelDescription
@@ -44,6 +46,8 @@ class ServingEngine(Protocol):
     tokenizer: Tokenizer | None
     stats: LoadSnapshot
     adapters: AdapterRegistry
+    front: int
+    claims: SharedClaims | None
 
     @property
     def info(self) -> EngineInfo: ...
@@ -137,7 +141,7 @@ class ServerContext:
             self.tracer = RequestTracer.to_collector(config.otlp_traces_endpoint, config.public_name)
         path = config.model_path or ""
         self.weights = ServedWeights(path, config.weight_version, checkpoint_stamp(path))
-        self._request_ids = RequestIds()
+        self._request_ids = RequestIds(engine.front)
 
     @property
     def model_name(self) -> str:
@@ -154,13 +158,23 @@ class ServerContext:
         return self._request_ids.make(time.time_ns(), prefix)
 
     @contextmanager
-    def generation(self) -> Iterator[None]:
-        """Count a generation request for as long as it takes."""
+    def generation(self, limit: int | None = None) -> Iterator[None]:
+        """Count a generation request for as long as it takes.
+
+        Raises:
+            RequestError: 503, the front processes of the server together have ``limit`` of them.
+        """
+        claims = self.engine.claims
+        is_full = limit is not None and self.requests_in_flight >= limit
+        if is_full or (claims is not None and not claims.enter(limit)):
+            raise RequestError(f"the server has {limit} requests in flight (--max-concurrent-requests)", status=503)
         self.requests_in_flight += 1
         self.idle.clear()
         try:
             yield
         finally:
+            if claims is not None:
+                claims.leave()
             self.requests_in_flight -= 1
             if self.requests_in_flight == 0:
                 self.idle.set()

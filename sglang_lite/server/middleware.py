@@ -62,15 +62,12 @@ def admit(context: ServerContext, headers: Mapping[str, str]) -> None:
     """Let a generation request in, and note for its task who sent it and to which trace it belongs.
 
     Raises:
-        RequestError: 503, the server does not serve now, or has as many requests as it may.
+        RequestError: 503, the server does not serve now.
     """
     if not context.engine.is_alive:
         raise RequestError(f"the engine is not running: {context.engine.failure or 'it was stopped'}", status=503)
     if context.phase is not Phase.READY:
         raise RequestError(f"the server is {context.phase.value}", status=503)
-    limit = context.config.max_concurrent_requests
-    if context.requests_in_flight >= limit:
-        raise RequestError(f"the server has {limit} requests in flight (--max-concurrent-requests)", status=503)
     if context.tenants is not None:
         enter_tenant(context.tenants.of_call(headers))
     if context.tracer is not None:
@@ -84,7 +81,7 @@ async def generation_middleware(request: web.Request, handler: Handler) -> web.S
         return await handler(request)
     context = context_of(request)
     admit(context, request.headers)
-    with context.generation():
+    with context.generation(context.config.max_concurrent_requests):
         return await handler(request)
 
 

@@ -27,6 +27,9 @@ _ALONE = frozenset(
 )
 """Calls that change what fronts know of the engine, and that one front cannot tell the others."""
 
+CONVERSATION = "/peer/conversations/"
+"""Followed by the id of a stored response: what a request that continues it needs. Only peers may ask."""
+
 _ELSEWHERE = ("/v1/requests/", "/v1/responses/")
 """What lies in the memory of the front that served it: when it is not here, it may be with a peer."""
 
@@ -65,7 +68,19 @@ class Peers:
         """
         return list(await asyncio.gather(*(self._ask(path, request, body) for path in self._paths)))
 
-    async def _ask(self, path: str, request: web.Request, body: bytes) -> web.Response:
+    async def find(self, request: web.Request, path: str) -> bytes | None:
+        """What the first peer that has something at ``path`` says, with the key of ``request``; None: nobody has.
+
+        Raises:
+            RequestError: 503, one of them does not answer.
+        """
+        replies = await asyncio.gather(*(self._ask(peer, request, b"", "GET", path) for peer in self._paths))
+        found = (reply.body for reply in replies if reply.status == 200)
+        return next((body for body in found if isinstance(body, bytes)), None)
+
+    async def _ask(
+        self, path: str, request: web.Request, body: bytes, method: str | None = None, target: str | None = None
+    ) -> web.Response:
         session = self._sessions.get(path)
         if session is None:
             timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
@@ -73,9 +88,8 @@ class Peers:
             self._sessions[path] = session
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_HEADERS}
         try:
-            async with session.request(
-                request.method, f"http://peer{request.raw_path}", data=body or None, headers=headers
-            ) as reply:
+            url = f"http://peer{request.raw_path if target is None else target}"
+            async with session.request(method or request.method, url, data=body or None, headers=headers) as reply:
                 content = await reply.read()
                 kind = reply.headers.get("Content-Type", "application/json")
                 return web.Response(body=content, status=reply.status, headers={"Content-Type": kind})

@@ -38,6 +38,11 @@ class StoredResponse:
         return self.task is not None and not self.task.done()
 
 
+def already_stored(response_id: str) -> RequestError:
+    """Why an id cannot be taken."""
+    return RequestError(f"a response with id {response_id[:100]!r} is stored already", field="rid")
+
+
 class ResponseStore:
     """Responses by id."""
 
@@ -49,6 +54,9 @@ class ResponseStore:
 
     def __len__(self) -> int:
         return len(self._responses)
+
+    def __contains__(self, response_id: str) -> bool:
+        return response_id in self._responses
 
     def get(self, response_id: str, field: str | None = None) -> StoredResponse:
         """A response.
@@ -68,7 +76,7 @@ class ResponseStore:
             RequestError: 400.
         """
         if response_id in self._responses:
-            raise RequestError(f"a response with id {response_id[:100]!r} is stored already", field="rid")
+            raise already_stored(response_id)
 
     def put(self, stored: StoredResponse) -> None:
         """Keep a response, or what became of it; the oldest ones go where there is no room."""

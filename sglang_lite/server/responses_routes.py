@@ -7,7 +7,9 @@ import logging
 import secrets
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
+import msgspec
 from aiohttp import web
 
 from sglang_lite.server.bodies import read_object
@@ -20,7 +22,8 @@ from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.identity import ID_FIELDS, Identity
 from sglang_lite.server.named_events import reply_with_named_events
 from sglang_lite.server.off_loop import off_loop
-from sglang_lite.server.response_store import ResponseStore, StoredResponse
+from sglang_lite.server.peers import CONVERSATION, is_from_peer
+from sglang_lite.server.response_store import ResponseStore, StoredResponse, already_stored
 from sglang_lite.server.responses_format import ResponseCall, ResponseWriter, whole_response
 from sglang_lite.server.responses_prompt import chat_body, input_messages, item_messages, refuse_unserved
 from sglang_lite.server.text_length import refuse_endless_texts
@@ -31,8 +34,13 @@ logger = logging.getLogger(__name__)
 STORE: web.AppKey[ResponseStore] = web.AppKey("responses", ResponseStore)
 
 
+def _is_named(raw: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+    """Whether the client names the response."""
+    return any(raw.get(name) is not None for name in ID_FIELDS) or bool(headers.get("X-Request-Id"))
+
+
 def _identity(context: ServerContext, raw: Mapping[str, Any], headers: Mapping[str, str]) -> Identity:
-    if any(raw.get(name) is not None for name in ID_FIELDS) or headers.get("X-Request-Id"):
+    if _is_named(raw, headers):
         return Identity.read(context, raw, headers, "resp_")
     made = f"resp_{secrets.token_hex(16)}"  # whoever knows it may read the response: it must not be guessed
     return Identity(made, made)
@@ -53,6 +61,45 @@ def _store(request: web.Request, what: str, *, field: str | None = None) -> Resp
     return request.app[STORE]
 
 
+class _Conversation(msgspec.Struct, frozen=True):
+    """What a request that continues a response needs of it."""
+
+    messages: list[dict[str, Any]]
+    is_running: bool
+
+
+async def _conversation(request: web.Request, response_id: str) -> _Conversation:
+    """The conversation of a response that this front has, or another one.
+
+    Raises:
+        RequestError: 404, nobody has it; 400, the server keeps none.
+    """
+    name = "previous_response_id"
+    store, peers = _store(request, name, field=name), context_of(request).peers
+    if peers is not None and response_id not in store:
+        elsewhere = await peers.find(request, CONVERSATION + quote(response_id, safe=""))
+        if elsewhere is not None:
+            return msgspec.json.decode(elsewhere, type=_Conversation)
+    found = store.get(response_id, name)
+    return _Conversation(found.messages, found.is_running)
+
+
+async def _check_new(request: web.Request, response_id: str) -> None:
+    """Refuse the id of a response that this front has stored, or another one."""
+    store, peers = request.app[STORE], context_of(request).peers
+    store.check_new(response_id)
+    if peers is not None and await peers.find(request, CONVERSATION + quote(response_id, safe="")) is not None:
+        raise already_stored(response_id)
+
+
+async def conversation(request: web.Request) -> web.Response:
+    """For another front of this server: the conversation of a response that is stored here."""
+    if not is_from_peer(request):
+        raise web.HTTPNotFound
+    found = request.app[STORE].get(request.match_info["response"])
+    return json_response(_Conversation(found.messages, found.is_running))
+
+
 async def create(request: web.Request) -> web.StreamResponse:
     """Answer an input."""
     context, raw = context_of(request), await read_object(request)
@@ -62,8 +109,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         raise RequestError("background cannot be combined with stream", field="background")
     history: list[dict[str, Any]] = []
     if body.previous_response_id is not None:
-        name = "previous_response_id"
-        previous = _store(request, name, field=name).get(body.previous_response_id, name)
+        previous = await _conversation(request, body.previous_response_id)
         if previous.is_running:
             raise RequestError("the previous response has not ended yet", field="previous_response_id")
         history = previous.messages
@@ -72,8 +118,8 @@ async def create(request: web.Request) -> web.StreamResponse:
     if body.background and not is_stored:
         _store(request, "background", field="background")
         raise RequestError("background needs store to be true", field="background")
-    if is_stored:
-        request.app[STORE].check_new(identity.shown)
+    if is_stored and _is_named(raw, request.headers):
+        await _check_new(request, identity.shown)
     chat_raw = {**chat_body(raw, body, history), "rid": identity.base}
     chat = await off_loop(request, read_call, context, chat_raw, request.headers)
     await refuse_endless_texts(context, chat.sequences)
@@ -155,3 +201,4 @@ def add_responses_routes(app: web.Application) -> None:
     app.router.add_get("/v1/responses/{response}", retrieve)
     app.router.add_delete("/v1/responses/{response}", delete)
     app.router.add_post("/v1/responses/{response}/cancel", cancel)
+    app.router.add_get(CONVERSATION + "{response}", conversation)

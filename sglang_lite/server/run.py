@@ -28,6 +28,7 @@ from sglang_lite.server.health_routes import probe
 from sglang_lite.server.heartbeat import watch_heartbeat
 from sglang_lite.server.peers import Peers
 from sglang_lite.server.preflight import check_text_side
+from sglang_lite.server.protocol_errors import JsonErrorRunner
 from sglang_lite.server.silent_clients import close_silent_clients, raise_file_limit
 from sglang_lite.server.tls import Certificates
 from sglang_lite.types import RequestError, StartupError
@@ -206,7 +207,7 @@ async def listening(context: ServerContext) -> AsyncIterator[Callable[[], Awaita
     """
     config = context.config
     # Without access log: a line for every request costs more than many of them take.
-    runner = web.AppRunner(
+    runner = JsonErrorRunner(
         make_app(context),
         handler_cancellation=True,
         access_log=None,

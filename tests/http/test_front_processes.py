@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import pytest
 from tests.support.server import Reply, ServerProcess, greedy
 
 FRONTS = 3
+OPTIONS = ("--enable-metrics", "--enable-response-store", "--max-concurrent-requests", "16")
+
 TURNS = 12
 """Connections of their own: that all of them reach the same front of three has a probability of 1 in 177,147."""
 
@@ -31,7 +33,7 @@ def fronts(chain_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def serving(model: Path, folder: Path) -> ServerProcess:
     words = ["--model-path", str(model), "--served-model-name", "chain", "--max-total-tokens", "65536"]
     server = ServerProcess(
-        [*words, "--enable-metrics", "--tokenizer-worker-num", str(FRONTS), "--drain-timeout", "10"], folder / "log"
+        [*words, *OPTIONS, "--tokenizer-worker-num", str(FRONTS), "--drain-timeout", "10"], folder / "log"
     )
     try:
         server.wait_ready()
@@ -109,6 +111,50 @@ async def test_an_abort_finds_the_request_wherever_it_runs(fronts: ServerProcess
             rest = await stream.content.read()
         assert b'"type":"abort"' in rest
     assert (await call(fronts, "/abort_request", {"rid": "nobody"})).json()["success"] is False
+
+
+async def test_an_id_in_flight_is_taken_for_all_fronts(fronts: ServerProcess) -> None:
+    async with endless(fronts, "only-once") as stream:
+        for _ in range(TURNS):
+            reply = await call(fronts, "/generate", {**greedy("a"), "rid": "only-once"})
+            assert (reply.status, "Duplicate request ID" in reply.text) == (400, True)
+        assert (await call(fronts, "/abort_request", {"rid": "only-once"})).json()["success"] is True
+        await stream.content.read()
+    for _ in range(TURNS):
+        assert (await call(fronts, "/generate", {**greedy("a"), "rid": "only-once"})).status == 200
+
+
+async def test_requests_are_limited_over_all_fronts(fronts: ServerProcess) -> None:
+    async with AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(endless(fronts, f"limit-{number}")) for number in range(16)]
+        assert {stream.status for stream in streams} == {200}
+        for _ in range(TURNS):
+            reply = await call(fronts, "/generate", greedy("a"))
+            assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+        assert (await call(fronts, "/abort_request", {"abort_all": True})).status == 200
+        for stream in streams:
+            await stream.content.read()
+    replies = await asyncio.gather(*(call(fronts, "/generate", greedy("a")) for _ in range(TURNS)))
+    assert {reply.status for reply in replies} == {200}
+
+
+async def test_stored_responses_go_on_at_any_front(fronts: ServerProcess) -> None:
+    body = {"model": "chain", "input": "A", "max_output_tokens": 4, "temperature": 0}
+    first = (await call(fronts, "/v1/responses", {**body, "rid": "resp_first"})).json()
+    assert first["store"] is True
+    lengths = set()
+    for _ in range(TURNS):
+        again = await call(fronts, "/v1/responses", {**body, "rid": "resp_first"})
+        assert (again.status, "stored already" in again.text) == (400, True)
+        assert (await call(fronts, "/v1/responses/resp_first", method="GET")).json() == first
+        reply = await call(fronts, "/v1/responses", {**body, "previous_response_id": "resp_first"})
+        assert reply.status == 200, reply.text
+        lengths.add(reply.json()["usage"]["input_tokens"])
+        unknown = await call(fronts, "/v1/responses", {**body, "previous_response_id": "resp_nobody"})
+        assert unknown.status == 404
+        assert (await call(fronts, "/peer/conversations/resp_first", method="GET")).status == 404
+    (length,) = lengths
+    assert length > first["usage"]["input_tokens"]
 
 
 async def test_what_became_of_a_request_is_known_to_all(fronts: ServerProcess) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from sglang_lite.config import ServerConfig
 from sglang_lite.engine.adapter_registry import AdapterRegistry
 from sglang_lite.engine.info import EngineInfo, KvCacheInfo, LoadSnapshot
+from sglang_lite.engine.shared_claims import SharedClaims
 from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput
 from sglang_lite.types import ProfileOptions, RequestError
 
@@ -80,6 +81,8 @@ class FakeEngine:
         self.failure: str | None = None
         self.answers = True
         self.adapters = AdapterRegistry(None)
+        self.front = 0
+        self.claims: SharedClaims | None = None
         self.load = LoadSnapshot(num_pages=8, page_size=4, free_pages=8, max_running_requests=4)
         self.stats = self.load
         self.script = script

@@ -1,0 +1,50 @@
+"""Errors before any route is reached, as JSON: a request line or header that is none, an ``Expect`` nobody meets."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from sglang_lite.server.errors import http_error_body, json_response
+
+
+class _JsonErrorHandler(web.RequestHandler):
+    """A connection whose own errors have the envelope of all others."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)  # it logs, and closes what has been answered in part
+        lines = (message or "").strip().splitlines()
+        text = "Internal server error" if status >= 500 else lines[0].rstrip(":") if lines else "Bad Request"
+        response = json_response(http_error_body(request.path, text, status, str(status)), status)
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if isinstance(resp, web.HTTPException):  # raised outside of all middlewares
+            body = http_error_body(request.path, resp.reason, resp.status, str(resp.status))
+            resp = json_response(body, resp.status)
+        return await super().finish_response(request, resp, start_time)
+
+
+class _JsonErrorServer(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        return _JsonErrorHandler(self, loop=self._loop, **self._kwargs)
+
+
+class JsonErrorRunner(web.AppRunner):
+    """Runs an application on connections of that kind."""
+
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        # The library has no other place for a handler of one's own: an application makes its server itself.
+        server.__class__ = _JsonErrorServer
+        return server
