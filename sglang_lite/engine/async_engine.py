@@ -176,9 +176,9 @@ class AsyncEngine:
         """
         return self._flow.generate(request)
 
-    def abort(self, request_id: str) -> bool:
-        """Abort the requests whose id starts with ``request_id``; whether there was one."""
-        return self._flow.abort(request_id)
+    def abort(self, request_id: str, *, exact: bool = False) -> bool:
+        """Abort the requests whose id starts with ``request_id``, or is just that; whether there was one."""
+        return self._flow.abort(request_id, exact=exact)
 
     async def abort_all(self) -> int:
         """Abort everything the core has; returns how many requests that was."""

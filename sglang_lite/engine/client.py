@@ -34,6 +34,7 @@ from sglang_lite.engine.messages import (
     Shutdown,
 )
 from sglang_lite.engine.transport import HIGH_WATER_MARK
+from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.types import Int64Array, OutputColumns, RequestColumns, StartupError
 
 logger = logging.getLogger(__name__)
@@ -142,6 +143,10 @@ class EngineClient(ControlCalls):
     def process_id(self) -> int | None:
         """Of the core."""
         return self._process.process_id if self._process is not None else None
+
+    def wanted_replica(self, request: GenerateRequest) -> int | None:
+        """The replica that the request names."""
+        return request.replica
 
     def submit(self, columns: RequestColumns, wanted: Sequence[int | None] = ()) -> None:
         """Send new requests. ``wanted`` names replicas, of which there is one (see ``replicas.ReplicaClient``)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
@@ -21,6 +22,7 @@ from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.launcher import CORE_COMMAND
 from sglang_lite.engine.messages import PauseMode
 from sglang_lite.engine.routing import ReplicaLoads, chooser, select_requests
+from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.types import Int64Array, OutputColumns, ProfileOptions, RequestColumns, RequestError
 
 logger = logging.getLogger(__name__)
@@ -94,6 +96,12 @@ class ReplicaClient:
     def process_ids(self) -> list[int | None]:
         """Of the cores, by replica."""
         return [client.process_id for client in self._clients]
+
+    def wanted_replica(self, request: GenerateRequest) -> int | None:
+        """The replica that the request names, or the one of its affinity among those that live."""
+        if request.replica is not None or not request.affinity or not self._loads.alive:
+            return request.replica
+        return self._loads.alive[zlib.crc32(request.affinity.encode()) % len(self._loads.alive)]
 
     def submit(self, columns: RequestColumns, wanted: Sequence[int | None] = ()) -> None:
         """Send new requests, each to the replica it wants or to the one that the method chooses.

@@ -115,12 +115,14 @@ class RequestFlow:
         finally:
             self._release(live)
 
-    def abort(self, request_id: str) -> bool:
-        """Abort the requests whose id starts with ``request_id``; whether there was one."""
+    def abort(self, request_id: str, *, exact: bool = False) -> bool:
+        """Abort the requests whose id starts with ``request_id``, or is just that; whether there was one."""
         found = [
             live
             for name, live in self._live.items()
-            if request_id and name.startswith(request_id) and not (live.state and live.state.finish_reason)
+            if request_id
+            and (name == request_id if exact else name.startswith(request_id))
+            and not (live.state and live.state.finish_reason)
         ]
         for live in found:
             self._mark_aborted(live)
@@ -207,7 +209,7 @@ class RequestFlow:
         if not submissions:
             return
         try:
-            wanted = [submission.request.replica for submission in submissions]
+            wanted = [self._client.wanted_replica(submission.request) for submission in submissions]
             self._client.submit(build_columns(submissions), wanted)
         except (OverflowError, TypeError, ValueError) as error:
             if len(submissions) == 1:

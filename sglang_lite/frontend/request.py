@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_lite.types import Float32Array, RequestTimeline, SamplingParams
+
+if TYPE_CHECKING:
+    from sglang_lite.frontend.sessions import Turn
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +26,8 @@ class GenerateRequest:
         adapter: name of the low-rank adapter, None for the base model.
         timeout: seconds until the request is ended, None for the server's default.
         replica: the data parallel replica that shall serve it, None for any.
+        affinity: requests of one affinity go to the same replica while that lives; empty for none.
+        turn: its place in a session, None without one.
         tenant, tenant_weight: who pays for it under fair scheduling, and that tenant's share.
     """
 
@@ -43,6 +48,8 @@ class GenerateRequest:
     adapter: str | None = None
     timeout: float | None = None
     replica: int | None = None
+    affinity: str = ""
+    turn: Turn | None = None
     tenant: str = ""
     tenant_weight: float = 1.0
 

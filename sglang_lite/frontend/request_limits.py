@@ -31,6 +31,8 @@ class RequestLimits:
         pattern_bytes, pattern_instructions: of a stop pattern, and of all compiled patterns together.
         stop_token_ids, logit_biases, scored_token_ids: entries of these fields.
         top_logprobs: of ``/generate``; openai_top_logprobs: of the OpenAI routes.
+        sessions, session_bytes: open at a time, and what all of them hold; session_seconds: the longest time-out of
+            one that nobody uses, and that of a session without a time-out of its own.
     """
 
     body_bytes: int = 32 * 1024 * 1024
@@ -55,6 +57,9 @@ class RequestLimits:
     scored_token_ids: int = 4096
     top_logprobs: int = 1024
     openai_top_logprobs: int = 128
+    sessions: int = 1024
+    session_bytes: int = 256 * 1024 * 1024
+    session_seconds: float = 3600.0
 
 
 LIMITS: Final = RequestLimits()

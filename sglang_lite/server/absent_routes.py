@@ -7,10 +7,6 @@ from aiohttp import web
 from sglang_lite.types import RequestError
 
 _MEMORY = "memory stays with the server; pause it with /pause_generation, or end it and start it again"
-_SESSIONS = (
-    "sessions are not kept: send the whole conversation each time, its beginning is found in the prefix cache "
-    "(meta_info.cached_tokens says how much)"
-)
 _OLLAMA = "Ollama's API is not served; use /v1/chat/completions, /v1/completions and /v1/models"
 
 ADMINISTRATION = {
@@ -29,8 +25,6 @@ _OTHERS = {
     "/api/generate": _OLLAMA,
     "/api/tags": _OLLAMA,
     "/api/show": _OLLAMA,
-    "/open_session": _SESSIONS,
-    "/close_session": _SESSIONS,
     "/vertex_generate": "send each instance to /generate",
 }
 

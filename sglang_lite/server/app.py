@@ -32,6 +32,7 @@ from sglang_lite.server.profile_routes import add_profile_routes
 from sglang_lite.server.protocol_log import shorten_protocol_errors
 from sglang_lite.server.responses_routes import add_responses_routes
 from sglang_lite.server.score_routes import add_score_routes
+from sglang_lite.server.session_routes import add_session_routes
 from sglang_lite.server.tenants import Tenants
 from sglang_lite.server.tokenize_routes import add_tokenize_routes
 from sglang_lite.server.weight_routes import add_weight_routes
@@ -81,6 +82,7 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_openapi_routes(app)
     add_parsing_routes(app)
     add_explain_routes(app)
+    add_session_routes(app)
     add_absent_routes(app)
     if context.metrics is not None:
         collector = engine_collector(context, context.metrics)

@@ -47,6 +47,7 @@ from sglang_lite.server.openai_common import (
 )
 from sglang_lite.server.openai_logprobs import chat_logprobs
 from sglang_lite.server.sequences import build_sequences
+from sglang_lite.server.session_turns import session_turns
 from sglang_lite.server.text_length import refuse_endless_texts
 from sglang_lite.types import RequestError
 
@@ -115,6 +116,7 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         add_special_tokens=False,
         return_logprob=logprobs,
         top_logprobs_num=top_logprobs,
+        takes_session=True,
     )
     tokenizer, weights = context.engine.tokenizer, context.weights.version
     return ChatCall(identity, model, sequences, sampling.n, options, logprobs, tokenizer, now(), weights, how)
@@ -228,10 +230,11 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     call = await off_loop(request, read_call, context, raw, request.headers)
     parse_body(raw, ChatBody)
     await refuse_endless_texts(context, call.sequences)
-    if call.options.stream:
-        merged = MergedStream(context, call.sequences, call.choices)
-        return await reply_with_events(request, merged, ChatStreamWriter(call))
-    outputs = await collect(context, call.sequences, call.choices)
+    async with session_turns(context, raw, call.sequences, call.choices):
+        if call.options.stream:
+            merged = MergedStream(context, call.sequences, call.choices)
+            return await reply_with_events(request, merged, ChatStreamWriter(call))
+        outputs = await collect(context, call.sequences, call.choices)
     readers = call.readers()
     body = {
         **call.header("chat.completion"),

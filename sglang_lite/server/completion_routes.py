@@ -36,6 +36,7 @@ from sglang_lite.server.openai_common import (
 from sglang_lite.server.openai_logprobs import completion_logprobs
 from sglang_lite.server.prompts import prompt_fields, read_prompts
 from sglang_lite.server.sequences import Prompt, build_sequences
+from sglang_lite.server.session_turns import read_session_params, session_turns
 from sglang_lite.server.text_length import refuse_endless_texts
 from sglang_lite.server.token_text import OffsetCounter, token_bytes
 from sglang_lite.types import RequestError, SamplingParams
@@ -86,6 +87,8 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
     prompts, echo = read_prompts(body.get("prompt")), fields.boolean(body, "echo")
     logprobs = fields.integer(body, "logprobs", minimum=0, maximum=_MAX_TOP_LOGPROBS)
     tokenizer = context.engine.tokenizer
+    if echo and read_session_params(body) is not None:
+        raise RequestError("echo shows the prompt of one request; leave it out with session_params", field="echo")
     if echo and tokenizer is None:
         raise RequestError("echo needs a tokenizer; this server runs with --skip-tokenizer-init", field="echo")
     sampling = completion_sampling(body, vocab_size=context.engine.info.vocab_size, defaults=context.native_defaults)
@@ -103,6 +106,7 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         return_logprob=logprobs is not None or wanted < sampling.n,
         logprob_start_len=0 if echo and logprobs is not None else -1,
         top_logprobs_num=logprobs or 0,
+        takes_session=True,
     )
     texts = [_echo_text(prompt, tokenizer) if echo else "" for prompt in prompts]
     weights = context.weights.version
@@ -260,10 +264,11 @@ async def completions(request: web.Request) -> web.StreamResponse:
     call = read_call(context, raw, request.headers)
     parse_body(raw, CompletionBody)
     await refuse_endless_texts(context, call.sequences)
-    if call.options.stream:
-        merged = MergedStream(context, call.sequences, call.choices)
-        return await reply_with_events(request, merged, CompletionWriter(call))
-    outputs = await collect(context, call.sequences, call.choices)
+    async with session_turns(context, raw, call.sequences, call.choices):
+        if call.options.stream:
+            merged = MergedStream(context, call.sequences, call.choices)
+            return await reply_with_events(request, merged, CompletionWriter(call))
+        outputs = await collect(context, call.sequences, call.choices)
     shown, chosen = _best(call, outputs)
     writer = CompletionWriter(shown)
     body = {

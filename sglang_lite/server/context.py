@@ -14,6 +14,7 @@ from aiohttp import web
 from sglang_lite.frontend.chat_template import ChatTemplate
 from sglang_lite.frontend.openai_sampling import default_sampling
 from sglang_lite.frontend.request_ids import RequestIds
+from sglang_lite.frontend.sessions import SessionStore
 from sglang_lite.models.stored_values import checkpoint_stamp
 from sglang_lite.observability.explain import RecentSequences
 from sglang_lite.observability.tracing import RequestTracer
@@ -56,7 +57,7 @@ class ServingEngine(Protocol):
     @property
     def failure(self) -> str | None: ...
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationOutput, None]: ...
-    def abort(self, request_id: str) -> bool: ...
+    def abort(self, request_id: str, *, exact: bool = False) -> bool: ...
     async def abort_all(self) -> int: ...
     async def flush_cache(self, timeout: float = 0.0) -> bool: ...
     async def loads(self) -> LoadSnapshot: ...
@@ -102,6 +103,7 @@ class ServerContext:
         tracer: None without ``--enable-trace``.
         tenants: who shares the engine under fair scheduling, None without it.
         recent: sequences that run or ended lately, and where their time went.
+        sessions: conversations that this front keeps.
 
     Raises:
         StartupError: the chat template is not valid, the tenants are not, or tracing is not installed.
@@ -136,6 +138,7 @@ class ServerContext:
         self.idle.set()
         self.tenants = Tenants.of(config) if config.fair_scheduling else None
         self.recent = RecentSequences()
+        self.sessions = SessionStore()
         self.tracer: RequestTracer | None = None
         if config.enable_trace:
             self.tracer = RequestTracer.to_collector(config.otlp_traces_endpoint, config.public_name)

@@ -30,6 +30,8 @@ async def run_sequence(context: ServerContext, request: GenerateRequest) -> Asyn
         observers.append(stack.enter_context(context.recent.track(request.request_id)))
         if context.tracer is not None:
             observers.append(stack.enter_context(context.tracer.track(request.request_id)))
+        if request.turn is not None:
+            observers.append(request.turn.observe)
         async with aclosing(context.engine.generate(request)) as snapshots:
             async for output in snapshots:
                 for observe in observers:

@@ -21,7 +21,7 @@ ANSWER_TIMEOUT = 20.0
 async def watch_heartbeat(
     context: ServerContext, *, interval: float = INTERVAL, timeout: float = ANSWER_TIMEOUT
 ) -> None:
-    """Keep ``context.is_responsive`` up to date until cancelled."""
+    """Keep ``context.is_responsive`` up to date, and end sessions whose time is over, until cancelled."""
     while True:
         try:
             await context.engine.ping(timeout)
@@ -33,4 +33,5 @@ async def watch_heartbeat(
         if responsive and not context.is_responsive:
             logger.info("the engine answers again")
         context.is_responsive = responsive
+        context.sessions.expire()
         await asyncio.sleep(interval)

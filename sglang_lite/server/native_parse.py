@@ -21,6 +21,7 @@ from sglang_lite.server.context import ServerContext
 from sglang_lite.server.hidden_states import HiddenStates, read_hidden_states
 from sglang_lite.server.identity import ID_FIELDS
 from sglang_lite.server.sequences import Prompt, check_count, choice_sampling, namespace_of, read_priority
+from sglang_lite.server.session_turns import read_session_id, read_session_params
 from sglang_lite.server.unsupported import refuse_unsupported, wanted_replica
 from sglang_lite.types import RequestError, SamplingParams
 
@@ -86,6 +87,8 @@ def read_prompts(context: ServerContext, body: Mapping[str, Any]) -> tuple[list[
     text, ids = body.get("text"), body.get("input_ids")
     if text is not None and ids is not None:
         raise RequestError("text and input_ids are both set; send exactly one of them", field="text")
+    if ids == [] and read_session_params(body) is not None:
+        return [[]], False  # it goes on where the session stands
     if ids is not None:
         return _read_ids(ids, context.engine.info.vocab_size)
     if text is None:
@@ -175,8 +178,9 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
     prompts, is_batch = read_prompts(context, body)
     batch = _Batch(body, len(prompts), is_batch)
     requests = _requests(context, batch, prompts, stream=stream)
+    affinity = read_session_id(body)
     for request in requests:
-        request.replica = replica
+        request.replica, request.affinity = replica, affinity
     return NativeCall(
         requests,
         choices=len(requests) // len(prompts),

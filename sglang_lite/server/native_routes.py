@@ -14,6 +14,7 @@ from sglang_lite.server.explain_routes import wants_explanation
 from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.native_format import NativeFormat, NativeWriter
 from sglang_lite.server.native_parse import read_call
+from sglang_lite.server.session_turns import session_turns
 from sglang_lite.server.text_length import refuse_endless_texts
 
 
@@ -34,10 +35,11 @@ async def generate(request: web.Request) -> web.StreamResponse:
         with_timings=context.config.enable_metrics,
         explain=wants_explanation(body),
     )
-    writer = NativeWriter(form, call.requests, call.hidden)
-    if call.stream:
-        return await reply_with_events(request, MergedStream(context, call.requests, call.choices), writer)
-    outputs = await collect(context, call.requests, call.choices)
+    async with session_turns(context, body, call.requests, call.choices):
+        writer = NativeWriter(form, call.requests, call.hidden)
+        if call.stream:
+            return await reply_with_events(request, MergedStream(context, call.requests, call.choices), writer)
+        outputs = await collect(context, call.requests, call.choices)
     results = [writer.result(index, output) for index, output in enumerate(outputs)]
     return json_response(results if call.is_batch else results[0])
 

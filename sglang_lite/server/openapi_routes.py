@@ -12,7 +12,13 @@ from sglang_lite.server.absent_routes import ADMINISTRATION, absent
 from sglang_lite.server.context import context_of
 from sglang_lite.server.definitions.anthropic import CountTokensBody, MessagesBody
 from sglang_lite.server.definitions.base import RequestBody
-from sglang_lite.server.definitions.native import DetokenizeBody, GenerateBody, TokenizeBody
+from sglang_lite.server.definitions.native import (
+    CloseSessionBody,
+    DetokenizeBody,
+    GenerateBody,
+    OpenSessionBody,
+    TokenizeBody,
+)
 from sglang_lite.server.definitions.openai import ChatBody, CompletionBody
 from sglang_lite.server.definitions.pooling import EmbeddingBody, EncodeBody, RerankBody, ScoreBody
 from sglang_lite.server.definitions.responses import ResponsesBody
@@ -21,6 +27,8 @@ from sglang_lite.server.pooling_routes import classify
 
 BODIES: dict[str, type[RequestBody]] = {
     "/generate": GenerateBody,
+    "/open_session": OpenSessionBody,
+    "/close_session": CloseSessionBody,
     "/encode": EncodeBody,
     "/tokenize": TokenizeBody,
     "/v1/tokenize": TokenizeBody,

@@ -23,7 +23,14 @@ _EVERYWHERE = frozenset({"/abort_request", "/pause_generation", "/continue_gener
 """Calls that every front has to carry out: each knows only its own requests."""
 
 _ALONE = frozenset(
-    {"/load_lora_adapter", "/unload_lora_adapter", "/update_weights_from_disk", "/update_weight_version"}
+    {
+        "/load_lora_adapter",
+        "/unload_lora_adapter",
+        "/update_weights_from_disk",
+        "/update_weight_version",
+        "/open_session",
+        "/close_session",
+    }
 )
 """Calls that change what fronts know of the engine, and that one front cannot tell the others."""
 

@@ -15,6 +15,7 @@ from sglang_lite.server import fields
 from sglang_lite.server.adapter_routes import adapter_names
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.identity import Identity
+from sglang_lite.server.session_turns import read_session_id, refuse_session
 from sglang_lite.server.unsupported import refuse_unsupported, wanted_replica
 from sglang_lite.types import RequestError, SamplingParams
 
@@ -92,17 +93,22 @@ def build_sequences(
     return_logprob: bool = False,
     logprob_start_len: int = -1,
     top_logprobs_num: int = 0,
+    takes_session: bool = False,
 ) -> list[GenerateRequest]:
     """The sequences of an OpenAI request, prompt-major.
 
     Args:
         sampling: parameters of every sequence; ``n`` says how many each prompt has.
         prompt_fields: name of the field that each prompt came from, for error messages.
+        takes_session: the caller puts the sequences into the session that the body names.
 
     Raises:
         RequestError: a parameter is wrong, or asks for something that is not supported.
     """
     refuse_unsupported(body, context.config)
+    affinity = read_session_id(body)
+    if not takes_session:
+        refuse_session(body)
     replica = wanted_replica(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
     choices = sampling.n
     priority = read_priority(body)
@@ -127,6 +133,7 @@ def build_sequences(
                 namespace=namespace_of(body, index // choices, len(prompts)),
                 adapter=adapters[index // choices],
                 replica=replica,
+                affinity=affinity,
             )
         )
     return sequences

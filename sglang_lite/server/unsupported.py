@@ -13,10 +13,6 @@ _DISAGGREGATION = frozenset(
     ("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disaggregated_params")
 )
 _TEXT_ONLY = "this server takes text and token ids only; send the prompt as text or input_ids, without it"
-_NO_SESSIONS = (
-    "sessions are not kept; send the whole conversation each time, its beginning is found in the prefix cache "
-    "(meta_info.cached_tokens says how much)"
-)
 _NOT_RECORDED = "it is not recorded; leave it out"
 _FLAT = "log-probabilities come as nested lists only; use return_logprob with top_logprobs_num"
 _REASONS = {
@@ -25,8 +21,6 @@ _REASONS = {
     "video_data": _TEXT_ONLY,
     "audio_data": _TEXT_ONLY,
     "custom_logit_processor": "code from clients is never run; logit_bias, regex, ebnf and json_schema are served",
-    "session_id": _NO_SESSIONS,
-    "session_params": _NO_SESSIONS,
     "return_routed_experts": _NOT_RECORDED,
     "return_sampling_mask": f"{_NOT_RECORDED}, or use return_logprob with top_logprobs_num",
     "sampling_logprobs_mode": f"{_NOT_RECORDED}, or use return_logprob with top_logprobs_num",

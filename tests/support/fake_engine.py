@@ -106,7 +106,7 @@ class FakeEngine:
             if not ended:
                 self.closed.append(request.request_id)
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: str, *, exact: bool = False) -> bool:
         self.aborted.append(request_id)
         return request_id == "known"
 

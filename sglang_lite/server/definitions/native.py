@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from sglang_lite.server.definitions.base import RequestBody
 
 PerPrompt = dict[str, Any] | list[dict[str, Any] | None]
+
+
+class SessionParamsBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``session_params``: the request of a session that is continued, and how."""
+
+    id: str | None = None
+    rid: str | None = None
+    offset: int | None = None
+    replace: bool | None = None
+    drop_previous_output: bool | None = None
+
+
+SessionFields = SessionParamsBody | list[None]
+"""Clients of batches fill absent fields with lists of null."""
 
 
 class GenerateBody(RequestBody, frozen=True, kw_only=True):
@@ -24,7 +40,24 @@ class GenerateBody(RequestBody, frozen=True, kw_only=True):
     return_text_in_logprobs: bool | None = None
     priority: int | None = None
     lora_path: str | list[str | None] | None = None
+    session_id: str | list[None] | None = None
+    session_params: SessionFields | None = None
     explain: bool | None = None
+
+
+class OpenSessionBody(RequestBody, frozen=True, kw_only=True):
+    """``POST /open_session``."""
+
+    capacity_of_str_len: Annotated[int, msgspec.Meta(ge=0)]
+    session_id: str | None = None
+    streaming: bool | None = None
+    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+
+class CloseSessionBody(RequestBody, frozen=True, kw_only=True):
+    """``POST /close_session``."""
+
+    session_id: str
 
 
 class TokenizeBody(RequestBody, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from sglang_lite.server.definitions.base import RequestBody
+from sglang_lite.server.definitions.native import SessionFields
 from sglang_lite.server.definitions.pooling import Texts
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -55,6 +56,8 @@ class SampledBody(RequestBody, frozen=True, kw_only=True):
     cache_salt: Salt | None = None
     extra_key: Salt | None = None
     lora_path: Salt | None = None
+    session_id: str | None = None
+    session_params: SessionFields | None = None
     explain: bool | None = None
 
 

@@ -14,7 +14,6 @@ from tests.unit.server.test_routes import serving
         ("POST", "/api/chat", "/v1/chat/completions"),
         ("GET", "/api/tags", "/v1/models"),
         ("POST", "/release_memory_occupation", "/pause_generation"),
-        ("POST", "/open_session", "cached_tokens"),
         ("POST", "/classify", "/v1/score"),
     ],
 )

@@ -98,7 +98,8 @@ def test_name_spaces() -> None:
     ("body", "status"),
     [
         ({"bootstrap_room": 0}, 501),
-        ({"session_id": "a"}, 400),
+        ({"watermark": {}}, 0),
+        ({"suffix": "a"}, 400),
         ({"image_data": ["x"]}, 400),
         ({"session_params": {}}, 0),
         ({"session_id": [None, None], "return_hidden_states": False, "bootstrap_room": [None]}, 0),
