@@ -20,17 +20,19 @@ from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.execution.placement import split_address
 from sglang_lite.execution.recurrent_limits import check_recurrent_options, without_prefix_cache
 from sglang_lite.models.adapter_settings import adapter_settings
-from sglang_lite.models.description import read_description
+from sglang_lite.models.description import ModelDescription, read_description
 from sglang_lite.models.draft_settings import check_draft_options, draft_head, settle_draft_model
 from sglang_lite.models.registry import check_checkpoint
 from sglang_lite.models.repository import resolve_model_path
 from sglang_lite.models.share import check_expert_parallel, check_tensor_parallel
 from sglang_lite.observability.progress import ProgressLine
+from sglang_lite.transfer.base import TransferError
+from sglang_lite.transfer.factory import NAMES as TRANSPORTS
+from sglang_lite.transfer.factory import check_available
 from sglang_lite.types import StartupError
 
 _CPU_DTYPES = ("auto", "float", "float32", "bfloat16")
 _CPU_KV_DTYPES = ("auto", "float32", "bf16", "bfloat16")
-_TRANSFER_MODULES = {"mooncake": "mooncake", "mooncake_tcp": "mooncake", "nixl": "nixl"}
 
 TEST_CPU_RANKS = "SGLANG_LITE_TEST_CPU_RANKS"
 """Environment variable that lets ranks share a host's processor, when 1. For tests: nothing is gained by it."""
@@ -61,6 +63,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
     check_expert_parallel(description, config.ep_size)
     check_recurrent_options(config, description)
     _check_adapters(config)
+    _check_transferable(config, description)
     config = without_prefix_cache(settle_draft_model(config, description), description)
     draft_head(config, description, directory)  # it is there and fits
     tokenizer_path = _tokenizer_directory(config, directory)
@@ -300,21 +303,52 @@ def _check_disaggregation(config: ServerConfig) -> None:
                 f"--disaggregation-zmq-ports {config.disaggregation_zmq_ports} names {count} ports, "
                 f"expected {ranks} (dp_size {config.dp_size} x tp_size {config.tp_size})"
             )
-    module = _TRANSFER_MODULES.get(backend)
-    if module is None:
+    if backend not in TRANSPORTS:
         raise StartupError(
             f"--disaggregation-transfer-backend {backend} is not supported for --disaggregation-mode {mode}; "
-            f"supported: {', '.join(_TRANSFER_MODULES)}"
+            f"supported: {', '.join(TRANSPORTS)}"
         )
-    if importlib.util.find_spec(module) is None:
+    try:
+        check_available(backend)
+    except TransferError as error:
         raise StartupError(
-            f"--disaggregation-transfer-backend {backend}: transfer engine unavailable, the Python module {module!r} "
-            f"is not installed"
+            f"--disaggregation-transfer-backend {backend}: transfer engine unavailable: {error}"
+        ) from error
+    _check_role(config)
+
+
+def _check_transferable(config: ServerConfig, description: ModelDescription) -> None:
+    """Raises StartupError: the state of a request is more than its pages."""
+    if config.is_disaggregated and description.recurrent is not None:
+        raise StartupError(
+            f"--disaggregation-mode {config.disaggregation_mode}: {description.architecture} carries recurrent state, "
+            f"which is not transferred; leave the option out"
         )
-    raise StartupError(
-        f"--disaggregation-mode {mode} is not supported yet: transports, sessions and roles are there, the server does "
-        f"not start them; remove it to serve prefill and decode here"
-    )
+
+
+def _check_role(config: ServerConfig) -> None:
+    """What a prefill or decode server cannot be combined with."""
+    mode = config.disaggregation_mode
+    excluded = {
+        f"--dp-size {config.dp_size}": config.dp_size > 1,
+        f"--tp-size {config.tp_size}": config.tp_size > 1,
+        f"--ep-size {config.ep_size}": config.ep_size > 1,
+        f"--speculative-algorithm {config.speculative_algorithm}": config.speculative_algorithm is not None,
+        "--disaggregation-decode-enable-radix-cache": config.disaggregation_decode_enable_radix_cache,
+        "--disaggregation-decode-enable-offload-kvcache": config.disaggregation_decode_enable_offload_kvcache,
+        "--enable-return-hidden-states": config.enable_return_hidden_states,
+        "--enable-pdmux": config.enable_pdmux,
+    }
+    for flag, is_set in excluded.items():
+        if is_set:
+            raise StartupError(
+                f"{flag} with --disaggregation-mode {mode} is not supported yet; leave one of the two options out"
+            )
+    if config.disaggregation_fallback == "local" and mode != "decode":
+        raise StartupError(
+            f"--disaggregation-fallback local with --disaggregation-mode {mode}: it is the decode server that computes "
+            f"prompts whose prefill server fails; leave the option out here"
+        )
 
 
 def _tokenizer_directory(config: ServerConfig, model_directory: Path) -> str | None:

@@ -40,12 +40,14 @@ def check_available(name: str) -> None:
         ) from missing
 
 
-def open_transport(name: str, *, host: str) -> KVTransport:
+def open_transport(name: str, *, host: str, devices: str = "", port: int = 0) -> KVTransport:
     """Open a transport.
 
     Args:
         name: one of ``NAMES``.
         host: address that peers can reach.
+        devices: host channel adapters of Mooncake, a comma between them; empty for those that it finds.
+        port: where Mooncake's engine listens; 0 for any.
 
     Raises:
         TransferError: as ``check_available``, or the engine does not start.
@@ -61,4 +63,6 @@ def open_transport(name: str, *, host: str) -> KVTransport:
         return NixlTransport(host)
     from sglang_lite.transfer.mooncake import MooncakeTransport
 
-    return MooncakeTransport(host, force_tcp=name == "mooncake_tcp")
+    # Adapters are dropped where TCP is asked for, as SGLang does.
+    is_tcp = name == "mooncake_tcp"
+    return MooncakeTransport(host, force_tcp=is_tcp, devices="" if is_tcp else devices, port=port)

@@ -48,19 +48,23 @@ class MooncakeTransport:
         host: address that peers can reach; the engine itself listens at all of them.
         force_tcp: use TCP also where there is a host channel adapter. It holds for all engines of a process, so that
             the first one decides.
+        devices: names of host channel adapters, a comma between them; empty for those that the engine finds.
+        port: where the engine listens; 0 for any.
 
     Raises:
         TransferError: the engine does not start.
     """
 
-    def __init__(self, host: str, *, force_tcp: bool = False) -> None:
+    def __init__(self, host: str, *, force_tcp: bool = False, devices: str = "", port: int = 0) -> None:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         if force_tcp:
             os.environ["MC_FORCE_TCP"] = "1"
+        if port:
+            os.environ["MC_MIN_RPC_PORT"] = os.environ["MC_MAX_RPC_PORT"] = str(port)
         wanted = "tcp" if force_tcp else "rdma"
         self.engine: Any = importlib.import_module("mooncake.engine").TransferEngine()
-        if self.engine.initialize(host, "P2PHANDSHAKE", wanted, "") != 0:
+        if self.engine.initialize(host, "P2PHANDSHAKE", wanted, devices) != 0:
             raise TransferError("engine", f"Mooncake's transfer engine does not start at {host}; see its log above")
         self._session = f"{host}:{self.engine.get_rpc_port()}"
         self.control = TcpTransport(host)

@@ -79,7 +79,7 @@ _REFUSED = {
         disable-aiter-allreduce-fusion-in-decode disable-aiter-allreduce-fusion-in-prefill
         disable-attn-tp-gather disable-fast-image-processor disable-flashinfer-autotune
         disable-flashinfer-cutlass-moe-fp4-allgather disable-shared-experts-fusion
-        disable-tokenizer-batch-decode disaggregation-enable-kv-checksum enable-adaptive-dispatch-to-encoder
+        disable-tokenizer-batch-decode enable-adaptive-dispatch-to-encoder
         enable-aiter-allreduce-fusion enable-attn-tp-input-scattered enable-broadcast-mm-inputs-process
         enable-cp-decode-attn-tp enable-cudagraph-gc enable-custom-logit-processor
         enable-deepseek-v4-fp4-indexer enable-dense-mlp-attn-tp enable-deterministic-inference

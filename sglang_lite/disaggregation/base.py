@@ -6,8 +6,10 @@ pages to send or to receive, and takes events from it; neither side ever waits f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from sglang_lite.types import Int32Array, TransferParams
 
@@ -95,11 +97,11 @@ class KVQuiesced:
 Event = PeerReady | KVSent | KVArrived | KVFailed | KVQuiesced
 
 
-@dataclass(frozen=True, slots=True)
-class SessionStats:
+class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot for metrics, ``/v1/loads`` and ``/poll_transfers``.
 
     Attributes:
+        unopened: requests of a decode server that wait for room for their pages.
         by_state: name of a state -> live sessions in it.
         quarantined: sessions that are over but whose pages may still be touched.
         bytes, spans, transfers, seconds: sums over completed transfers.
@@ -109,14 +111,15 @@ class SessionStats:
         completed, pending: how many transfers.
     """
 
-    by_state: dict[str, int] = field(default_factory=dict)
+    unopened: int = 0
+    by_state: dict[str, int] = {}
     quarantined: int = 0
     bytes: int = 0
     spans: int = 0
     transfers: int = 0
     seconds: float = 0.0
     retries: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = {}
     completed_checksums: tuple[str, ...] = ()
     pending_checksums: tuple[str, ...] = ()
     completed: int = 0

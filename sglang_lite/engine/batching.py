@@ -72,6 +72,7 @@ def _extras(request: GenerateRequest, adapter: LoadedAdapter | None, grammar: st
         token_ids_logprob=request.token_ids_logprob if request.return_logprob else (),
         tenant=request.tenant,
         tenant_weight=request.tenant_weight,
+        transfer=request.transfer,
     )
 
 

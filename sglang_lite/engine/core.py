@@ -353,6 +353,11 @@ class EngineCore:
 
     def _reply(
         self,
+        if self._role is not None:
+            transfers = self._role.stats()
+            if not call:
+                transfers = msgspec.structs.replace(transfers, completed_checksums=(), pending_checksums=())
+            snapshot = msgspec.structs.replace(snapshot, transfers=transfers)
         header: Abort | AbortAll | Flush | Pause | Resume | Ping | LoadAdapter | UnloadAdapter | LoadGrammar,
         *,
         ok: bool = True,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sglang_lite.disaggregation.base import DecodeSessions, KVArrived, KVFailed, KVQuiesced
+import msgspec
+
+from sglang_lite.disaggregation.base import DecodeSessions, KVArrived, KVFailed, KVQuiesced, SessionStats
 from sglang_lite.engine.roles import code_of, logprob_record
 from sglang_lite.scheduler.scheduler import Scheduler
 from sglang_lite.types import FinishCode, OutputColumns, RequestColumns, TransferParams
@@ -73,6 +75,10 @@ class DecodeRole:
     def take_outputs(self) -> list[OutputColumns]:
         """See ``Role.take_outputs``: the scheduler reports all of them."""
         return []
+
+    def stats(self) -> SessionStats:
+        """See ``Role.stats``."""
+        return msgspec.structs.replace(self._sessions.stats(), unopened=len(self._unopened))
 
     def fileno(self) -> int:
         """See ``Role.fileno``."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from sglang_lite.disaggregation.base import SessionStats
+
 
 class KvCacheInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Geometry of the KV pool, as ``/server_info`` shows it. Sizes are in bytes.
@@ -86,6 +88,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         computed_prompt_tokens: positions computed by prefill, repeated work after preemptions included.
         prefill_batches, prefill_batch_requests: steps with prefill, and how many requests started in them.
         cpu_seconds: processor time of the core process.
+        transfers: sessions of a prefill or decode server; checksums are there only when somebody asked for a snapshot.
         kv_event_batches, kv_events, kv_event_drops: for subscribers; drops are batches.
         drafted_tokens, accepted_tokens, verified_rows: tokens guessed, right guesses, and how often a row verified.
     """
@@ -125,6 +128,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     kv_event_batches: int = 0
     kv_events: int = 0
     kv_event_drops: int = 0
+    transfers: SessionStats | None = None
     steps: int = 0
     idle_seconds: float = 0.0
     cpu_seconds: float = 0.0

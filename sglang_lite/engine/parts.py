@@ -81,8 +81,7 @@ def make_scheduler(config: ServerConfig, info: EngineInfo) -> Scheduler:
             policy=policy,
             low_priority_first=config.schedule_low_priority_values_first,
             eviction_policy=eviction,
-            # Going on from cached pages would take the recurrent state behind them, which nothing keeps.
-            enable_radix_cache=not config.disable_radix_cache and info.recurrent_state is None,
+            enable_radix_cache=_keeps_prefixes(config, info),
             # An id that the model has no logit for can be neither drawn nor suppressed.
             eos_token_ids=tuple(token for token in info.eos_token_ids if 0 <= token < info.vocab_size),
             max_wait_ms=config.max_wait_ms,
@@ -96,6 +95,12 @@ def make_scheduler(config: ServerConfig, info: EngineInfo) -> Scheduler:
             kv_events=None if kv_events is None else kv_events.format,
         )
     )
+
+
+def _keeps_prefixes(config: ServerConfig, info: EngineInfo) -> bool:
+    # Going on from cached pages would take the recurrent state behind them, which nothing keeps. A decode server gets
+    # the pages of every prompt anew.
+    return not config.disable_radix_cache and info.recurrent_state is None and config.disaggregation_mode != "decode"
 
 
 def chunk_tokens(config: ServerConfig) -> int:

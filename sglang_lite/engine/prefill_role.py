@@ -13,6 +13,7 @@ from sglang_lite.disaggregation.base import (
     KVSent,
     PeerReady,
     PrefillSessions,
+    SessionStats,
 )
 from sglang_lite.engine.roles import code_of, end_row, first_token
 from sglang_lite.engine.transport import select_rows
@@ -114,6 +115,10 @@ class PrefillRole:
         """See ``Role.take_outputs``."""
         outputs, self._outputs = self._outputs, []
         return outputs
+
+    def stats(self) -> SessionStats:
+        """See ``Role.stats``."""
+        return self._sessions.stats()
 
     def fileno(self) -> int:
         """See ``Role.fileno``."""

@@ -23,11 +23,13 @@ from sglang_lite.config import ServerConfig
 from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.engine import watchdog
 from sglang_lite.engine.core import EngineCore
+from sglang_lite.engine.disaggregated import make_role
 from sglang_lite.engine.frames import encode_control
 from sglang_lite.engine.kv_publisher import KVEventPublisher
 from sglang_lite.engine.launch import LaunchMessage
 from sglang_lite.engine.messages import Failure, Progress, Ready
 from sglang_lite.engine.parts import Build
+from sglang_lite.engine.roles import Role
 from sglang_lite.engine.transport import ZmqTransport
 from sglang_lite.types import StartupError
 
@@ -39,6 +41,9 @@ EXIT_ORPHANED = 75
 
 FAREWELL_SECONDS = 2.0
 """How long the last message of a core may take to leave."""
+
+TRANSFER_GRACE_SECONDS = 1.5
+"""How long the transfers of a core that ends may take to stop."""
 
 
 def main(build: Build) -> int:
@@ -72,6 +77,7 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
         parts = build(config, lambda message, fraction: transport.send(Progress(message, fraction)))
         events = KVEventsConfig.parse(config.kv_events_config)
         publisher = None if events is None else KVEventPublisher(events)
+        role: Role | None = make_role(config, parts) if config.is_disaggregated else None
     except StartupError as error:
         transport.send(Failure(str(error), startup=True))
         return EXIT_STARTUP_FAILURE
@@ -94,7 +100,10 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
             depth=parts.depth,
             grammars=parts.grammars,
             kv_events=publisher,
+            role=role,
         )
+        if role is not None:
+            transport.watch(role.fileno())
         watchdog.watch(lambda: core.turn_started, config.watchdog_timeout)
         core.run()
     except Exception as error:  # a fault of the engine: nobody may be left waiting for an answer
@@ -104,6 +113,9 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
     finally:
         if publisher is not None:
             publisher.close()
+        if role is not None:
+            # Peers hear of it, batches are freed and the pool is unregistered while its memory is still there.
+            role.close(TRANSFER_GRACE_SECONDS)
     parts.executor.close()
     return 0
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sglang_lite.disaggregation.base import FirstToken
+from sglang_lite.disaggregation.base import FirstToken, SessionStats
 from sglang_lite.types import FinishCode, LogprobRecord, OutputColumns, RequestColumns
 
 _CODES = {400: FinishCode.TOO_LONG, 503: FinishCode.WAITING_TIMEOUT}
@@ -33,6 +33,9 @@ class Role(Protocol):
 
     def take_outputs(self) -> list[OutputColumns]:
         """Rows of this role itself."""
+
+    def stats(self) -> SessionStats:
+        """What the sessions did so far."""
 
     def fileno(self) -> int:
         """A descriptor that is readable while ``turn`` has something to take."""

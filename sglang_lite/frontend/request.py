@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.types import Float32Array, RequestTimeline, SamplingParams
+from sglang_lite.types import Float32Array, RequestTimeline, SamplingParams, TransferParams
 
 if TYPE_CHECKING:
     from sglang_lite.frontend.sessions import Turn
@@ -28,6 +28,7 @@ class GenerateRequest:
         replica: the data parallel replica that shall serve it, None for any.
         affinity: requests of one affinity go to the same replica while that lives; empty for none.
         turn: its place in a session, None without one.
+        transfer: where its KV comes from or goes to, on a prefill or decode server.
         tenant, tenant_weight: who pays for it under fair scheduling, and that tenant's share.
     """
 
@@ -52,6 +53,7 @@ class GenerateRequest:
     turn: Turn | None = None
     tenant: str = ""
     tenant_weight: float = 1.0
+    transfer: TransferParams | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_field:

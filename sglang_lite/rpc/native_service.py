@@ -114,8 +114,7 @@ class NativeService:
 
     async def PollTransfers(self, request: pb.PollTransfersRequest, call: Call) -> pb.PollTransfersResponse:
         reply = await self._inner.call("GET", "/poll_transfers", headers=headers_of(call))
-        if reply.status == 404:
-            raise RequestError("PollTransfers needs a server with --disaggregation-mode prefill or decode", status=501)
+        reply.raise_for_status()
         return pb.PollTransfersResponse(**reply.json())
 
     async def Abort(self, request: pb.AbortRequest, call: Call) -> pb.ControlResponse:

@@ -35,6 +35,7 @@ from sglang_lite.server.score_routes import add_score_routes
 from sglang_lite.server.session_routes import add_session_routes
 from sglang_lite.server.tenants import Tenants
 from sglang_lite.server.tokenize_routes import add_tokenize_routes
+from sglang_lite.server.transfer_routes import add_transfer_routes
 from sglang_lite.server.weight_routes import add_weight_routes
 
 
@@ -83,6 +84,7 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_parsing_routes(app)
     add_explain_routes(app)
     add_session_routes(app)
+    add_transfer_routes(app)
     add_absent_routes(app)
     if context.metrics is not None:
         collector = engine_collector(context, context.metrics)

@@ -33,6 +33,8 @@ OPERATOR_ROUTES = frozenset(
         "/stop_profile",
         "/load_lora_adapter",
         "/unload_lora_adapter",
+        "/remote_instance_transfer_engine_info",
+        "/get_remote_instance_transfer_engine_info",
         *ADMINISTRATION,
     }
 )

@@ -24,6 +24,7 @@ from sglang_lite.types import RequestError
 
 if TYPE_CHECKING:
     from sglang_lite.config import ServerConfig
+    from sglang_lite.disaggregation.engine_info import EngineInfoTable
     from sglang_lite.engine.adapter_registry import AdapterRegistry
     from sglang_lite.engine.info import EngineInfo, LoadSnapshot
     from sglang_lite.engine.shared_claims import SharedClaims
@@ -102,6 +103,7 @@ class ServerContext:
         idle: set while there are none.
         tracer: None without ``--enable-trace``.
         tenants: who shares the engine under fair scheduling, None without it.
+        engine_infos: what ranks registered at the engine-info service, None on a server without it.
         recent: sequences that run or ended lately, and where their time went.
         sessions: conversations that this front keeps.
 
@@ -139,6 +141,7 @@ class ServerContext:
         self.tenants = Tenants.of(config) if config.fair_scheduling else None
         self.recent = RecentSequences()
         self.sessions = SessionStore()
+        self.engine_infos: EngineInfoTable | None = None
         self.tracer: RequestTracer | None = None
         if config.enable_trace:
             self.tracer = RequestTracer.to_collector(config.otlp_traces_endpoint, config.public_name)

@@ -7,9 +7,10 @@ from contextlib import aclosing
 
 from aiohttp import web
 
+from sglang_lite.disaggregation.base import FAKE_HOST
 from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.server.context import Phase, ServerContext, context_of
-from sglang_lite.types import RequestError, SamplingParams
+from sglang_lite.types import RequestError, SamplingParams, TransferParams
 
 _PROBE_TIMEOUT = 20.0
 _ONE_GREEDY_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
@@ -29,6 +30,9 @@ async def probe(context: ServerContext) -> bool:
     request = GenerateRequest(
         request_id=context.new_request_id("HEALTH_CHECK_"), input_ids=[0], sampling=_ONE_GREEDY_TOKEN
     )
+    if context.config.is_disaggregated:
+        # A pair of its own that needs no other server.
+        request.transfer = TransferParams(FAKE_HOST, 0, 0, rid=request.request_id)
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT), aclosing(context.engine.generate(request)) as outputs:
             async for output in outputs:

@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from sglang_lite import __version__
+from sglang_lite.disaggregation.base import SessionStats
 from sglang_lite.engine.adapter_registry import AdapterRegistry
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.observability.metrics import CONTENT_TYPE
@@ -22,6 +23,7 @@ _PREFIXES = {
     "queues": "sglang_queues_",
     "speculative": "sglang_spec_",
     "lora": "sglang_lora_",
+    "disaggregation": "sglang_disagg_",
 }
 
 
@@ -80,6 +82,28 @@ def _queues_section(load: LoadSnapshot) -> dict[str, Any]:
     }
 
 
+def _transfer_section(load: LoadSnapshot, stats: SessionStats, mode: str) -> dict[str, Any]:
+    states, is_prefill = stats.by_state, mode == "prefill"
+    opening = states.get("bootstrapping", 0)
+    moving = states.get("waiting_for_input", 0) + states.get("transferring", 0)
+    return {
+        "mode": mode,
+        "prefill_bootstrap_queue_reqs": opening if is_prefill else 0,
+        "prefill_inflight_queue_reqs": moving if is_prefill else 0,
+        "decode_prealloc_queue_reqs": 0 if is_prefill else stats.unopened + opening,
+        "decode_transfer_queue_reqs": 0 if is_prefill else moving,
+        "decode_retracted_queue_reqs": 0 if is_prefill else load.num_retracted,
+        "kv_transfer_speed_gb_s": stats.bytes / stats.seconds / 1e9 if stats.seconds else 0.0,
+        "kv_transfer_latency_ms": stats.seconds / stats.transfers * 1e3 if stats.transfers else 0.0,
+        "quarantined_reqs": stats.quarantined,
+        "transfers": stats.transfers,
+        "bytes": stats.bytes,
+        "spans": stats.spans,
+        "retries": stats.retries,
+        "failures": sum(stats.failures.values()),
+    }
+
+
 def _wanted_sections(include: str | None) -> set[str]:
     """Raises RequestError for a section that does not exist."""
     names = {name.strip() for name in (include or "all").split(",") if name.strip()}
@@ -99,7 +123,7 @@ def _wanted_rank(text: str | None) -> int | None:
 
 
 def _load_entry(
-    load: LoadSnapshot, rank: int, info: EngineInfo, adapters: AdapterRegistry, sections: set[str]
+    load: LoadSnapshot, rank: int, info: EngineInfo, adapters: AdapterRegistry, sections: set[str], mode: str
 ) -> dict[str, Any]:
     entry: dict[str, Any] = {"timestamp": load.timestamp, "dp_rank": rank}
     if "core" in sections:
@@ -110,6 +134,8 @@ def _load_entry(
         entry["speculative"] = {"accept_length": load.accept_length, "accept_rate": load.accept_rate}
     if "lora" in sections and adapters.num_slots:
         entry["lora"] = _adapter_section(adapters)
+    if "disagg" in sections and load.transfers is not None:
+        entry["disaggregation"] = _transfer_section(load, load.transfers, mode)
     if "queues" in sections:
         entry["queues"] = _queues_section(load)
     return entry
@@ -120,7 +146,7 @@ def _prometheus_lines(entry: dict[str, Any]) -> Iterator[str]:
     for name, value in entry.items():
         if isinstance(value, dict):
             prefix = _PREFIXES[name]
-            yield from (f"{prefix}{key}{label} {number}" for key, number in value.items())
+            yield from (f"{prefix}{key}{label} {number}" for key, number in value.items() if key != "mode")
         elif name not in ("timestamp", "dp_rank"):
             yield f"sglang_{name}{label} {value}"
 
@@ -132,7 +158,14 @@ async def loads(request: web.Request) -> web.Response:
     rank = _wanted_rank(query.get("dp_rank"))
     replicas = await context.engine.replica_loads()
     entries = [
-        _load_entry(load, replica, context.engine.info, context.engine.adapters, sections)
+        _load_entry(
+            load,
+            replica,
+            context.engine.info,
+            context.engine.adapters,
+            sections,
+            context.config.disaggregation_mode,
+        )
         for replica, load in replicas
         if rank is None or rank == replica
     ]

@@ -22,6 +22,7 @@ from sglang_lite.server.hidden_states import HiddenStates, read_hidden_states
 from sglang_lite.server.identity import ID_FIELDS
 from sglang_lite.server.sequences import Prompt, check_count, choice_sampling, namespace_of, read_priority
 from sglang_lite.server.session_turns import read_session_id, read_session_params
+from sglang_lite.server.transfer_fields import add_transfers
 from sglang_lite.server.unsupported import refuse_unsupported, wanted_replica
 from sglang_lite.types import RequestError, SamplingParams
 
@@ -181,6 +182,7 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
     affinity = read_session_id(body)
     for request in requests:
         request.replica, request.affinity = replica, affinity
+    add_transfers(requests, body, context.config, len(requests) // len(prompts))
     return NativeCall(
         requests,
         choices=len(requests) // len(prompts),

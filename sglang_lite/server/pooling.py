@@ -42,6 +42,11 @@ async def run_prompts(
     Raises:
         RequestError: a prompt or a field is wrong, or the engine could not compute one.
     """
+    if context.config.is_disaggregated:
+        raise RequestError(
+            f"embeddings and scores are not computed by a server with --disaggregation-mode "
+            f"{context.config.disaggregation_mode}; ask one without it"
+        )
     sequences = build_sequences(
         context,
         body,

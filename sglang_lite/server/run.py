@@ -31,6 +31,7 @@ from sglang_lite.server.preflight import check_text_side
 from sglang_lite.server.protocol_errors import JsonErrorRunner
 from sglang_lite.server.silent_clients import close_silent_clients, raise_file_limit
 from sglang_lite.server.tls import Certificates
+from sglang_lite.server.transfer_sites import TransferSites, transfer_sites
 from sglang_lite.types import RequestError, StartupError
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,15 @@ async def _serve(config: ServerConfig, command: Sequence[str]) -> int:
     started_at = time.monotonic()
     signals = ShutdownSignals()
     signals.install()
+    # Before the engine, which registers there, and until it has ended.
+    async with transfer_sites(config) as sites:
+        return await _serve_engine(sites, command, signals, started_at)
+
+
+async def _serve_engine(
+    sites: TransferSites, command: Sequence[str], signals: ShutdownSignals, started_at: float
+) -> int:
+    config = sites.config
     with StartProgress() as progress:
         starting = asyncio.create_task(AsyncEngine.start(config, progress=progress, command=command))
         if not await _first(starting, signals.drain):
@@ -120,6 +130,7 @@ async def _serve(config: ServerConfig, command: Sequence[str]) -> int:
     workers = FrontWorkers()
     try:
         context = ServerContext(engine, launch_command=launch_command(sys.argv))
+        context.engine_infos = sites.engine_infos
         if config.tokenizer_worker_num > 1:
             context.peers = Peers(str(engine.directory), 0, config.tokenizer_worker_num)
         async with _interface(config)(context) as stop_listening:

@@ -16,6 +16,7 @@ from sglang_lite.server.adapter_routes import adapter_names
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.identity import Identity
 from sglang_lite.server.session_turns import read_session_id, refuse_session
+from sglang_lite.server.transfer_fields import add_transfers
 from sglang_lite.server.unsupported import refuse_unsupported, wanted_replica
 from sglang_lite.types import RequestError, SamplingParams
 
@@ -136,4 +137,5 @@ def build_sequences(
                 affinity=affinity,
             )
         )
+    add_transfers(sequences, body, context.config, choices)
     return sequences

@@ -7,7 +7,7 @@ from typing import Annotated
 from sglang_lite.configuration import values
 from sglang_lite.configuration.option import Option, OptionGroup, Text
 
-TRANSFER_BACKENDS = ("mooncake", "mooncake_tcp", "nixl", "ascend", "mori")
+TRANSFER_BACKENDS = ("mooncake", "mooncake_tcp", "nixl", "tcp", "ascend", "mori")
 
 _GROUP = "Prefill/decode disaggregation"
 
@@ -32,6 +32,14 @@ class DisaggregationOptions(OptionGroup):
     ] = 1
     disaggregation_decode_enable_radix_cache: Annotated[bool, Option(_GROUP, "Prefix cache on decode.")] = False
     disaggregation_decode_enable_offload_kvcache: Annotated[bool, Option(_GROUP, "Offload KV on decode.")] = False
+    disaggregation_fallback: Annotated[
+        str,
+        Option(_GROUP, "Decode: what to do with a prompt whose prefill server fails.", choices=("none", "local")),
+    ] = "none"
+    disaggregation_verify_checksums: Annotated[
+        bool,
+        Option(_GROUP, "Check the bytes of every page; on both sides.", aliases=("disaggregation-enable-kv-checksum",)),
+    ] = False
     engine_info_bootstrap_port: Annotated[
         int, Option(_GROUP, "Port of the engine information service.", convert=values.port, minimum=0, maximum=65535)
     ] = 6789
