@@ -349,15 +349,15 @@ class EngineCore:
             snapshot = msgspec.structs.replace(
                 snapshot, kv_event_batches=events.batches, kv_events=events.events, kv_event_drops=events.dropped
             )
-        return Load(call, snapshot)
-
-    def _reply(
-        self,
         if self._role is not None:
             transfers = self._role.stats()
             if not call:
                 transfers = msgspec.structs.replace(transfers, completed_checksums=(), pending_checksums=())
             snapshot = msgspec.structs.replace(snapshot, transfers=transfers)
+        return Load(call, snapshot)
+
+    def _reply(
+        self,
         header: Abort | AbortAll | Flush | Pause | Resume | Ping | LoadAdapter | UnloadAdapter | LoadGrammar,
         *,
         ok: bool = True,
