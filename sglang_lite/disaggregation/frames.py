@@ -21,6 +21,9 @@ REGISTER, ABORT, ABORT_ACK = b"None", b"ABORT", b"ABORT_ACK"
 AUX, AUX_ACK, ALIVE = b"AUX_DATA", b"AUX_ACK", b"ALIVE"
 IGNORED = (b"WATERMARK", b"STAGING_RSP")
 
+UNREGISTERED = "unregistered"
+"""Code of a status: that process does not know the decode rank; it should register again."""
+
 _DESCRIPTION_FIELD = 20
 _MAX_U64 = (1 << 64) - 1
 MOST_PAGES = 1 << 20

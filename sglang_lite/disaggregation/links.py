@@ -137,6 +137,29 @@ class LinkTable:
         raise OSError(f"{self._most} connections to peers are in use; raise SGLANG_DISAGGREGATION_ZMQ_MAX_SOCKETS")
 
 
+def bind_inbox(inbox: zmq.Socket[bytes], host: str, ports: tuple[int, int] | None) -> int:
+    """Bind a socket to a free port of ``host``, and say which one.
+
+    Args:
+        ports: first and last that may be taken; None for any.
+
+    Raises:
+        OSError: none of them is free.
+    """
+    address = f"[{host}]" if ":" in host else host
+    if ":" in host:
+        inbox.setsockopt(zmq.IPV6, 1)
+    if ports is None:
+        return int(inbox.bind_to_random_port(f"tcp://{address}"))
+    for port in range(ports[0], ports[1] + 1):
+        try:
+            inbox.bind(f"tcp://{address}:{port}")
+        except zmq.ZMQError:
+            continue
+        return port
+    raise OSError(f"no port of {ports[0]}-{ports[1]} at {host} is free (--disaggregation-zmq-ports)")
+
+
 async def look(ip: str, port: int) -> Presence:
     """Whether a process listens at a port. A stopped process does; one that was killed does not."""
     try:

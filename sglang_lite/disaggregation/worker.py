@@ -6,12 +6,11 @@ need no locks.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import collections
 import concurrent.futures
-import contextlib
 import logging
-import socket
 import threading
 import uuid
 from collections.abc import Callable
@@ -21,11 +20,11 @@ from typing import Any
 import zmq
 
 from sglang_lite.disaggregation.base import Event, SessionStats
+from sglang_lite.disaggregation.event_queue import EventQueue
 from sglang_lite.disaggregation.frames import Alive, FrameError
-from sglang_lite.disaggregation.links import Link, LinkTable, Presence, look
+from sglang_lite.disaggregation.links import Link, LinkTable, Presence, bind_inbox, look
 from sglang_lite.disaggregation.options import SessionOptions
 from sglang_lite.disaggregation.pool_memory import PoolMemory
-from sglang_lite.disaggregation.topology import Rank
 from sglang_lite.transfer.base import KVTransport
 
 logger = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class Place:
     kv_replicated: bool = False
 
 
-class SessionWorker:
+class SessionWorker(abc.ABC):
     """What both roles share. A subclass handles messages, time and transfers.
 
     Args:
@@ -75,16 +74,13 @@ class SessionWorker:
         self.counts: collections.Counter[str] = collections.Counter()
         self.failures: collections.Counter[str] = collections.Counter()
         self.seconds = 0.0
-        self._events: collections.deque[Event] = collections.deque()
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
+        self._events = EventQueue()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, options.max_sockets + 16)
         self.links = LinkTable(self._context, options.max_sockets)
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.MAXMSGSIZE, _MOST_FRAME_BYTES)
-        self.port = _bind(self._inbox, place)
+        self.port = bind_inbox(self._inbox, place.host, place.ports)
         self.lease = transport.register(memory.addr, memory.length, memory.location)
         self.loop = asyncio.new_event_loop()
         self.hashing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"{self.name} checksums")
@@ -105,19 +101,11 @@ class SessionWorker:
 
     def events(self) -> list[Event]:
         """See ``base.Sessions``."""
-        try:
-            while self._reader.recv(4096):
-                pass
-        except BlockingIOError:
-            pass
-        taken = []
-        while self._events:
-            taken.append(self._events.popleft())
-        return taken
+        return self._events.take()
 
     def fileno(self) -> int:
         """See ``base.Sessions``."""
-        return self._reader.fileno()
+        return self._events.fileno()
 
     def close(self, grace_s: float) -> None:
         """See ``base.Sessions``."""
@@ -132,40 +120,51 @@ class SessionWorker:
         self._inbox.close(0)
         self.links.close()
         self._context.term()
-        self._reader.close()
-        self._writer.close()
+        self._events.close()
 
+    def abort(self, key: int) -> None:
+        """See ``base.Sessions``."""
+        self.call(self.on_abort, key)
+
+    @abc.abstractmethod
     def stats(self) -> SessionStats:
         """See ``base.Sessions``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
+    def on_abort(self, key: int) -> None:
+        """The core gives a request up."""
+
+    @abc.abstractmethod
     def on_message(self, frames: list[bytes]) -> None:
         """A message arrived. Raises FrameError: it is malformed."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def on_tick(self, now: float) -> None:
         """Every ``alive_interval``: timeouts and messages to send again."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def on_poll(self, now: float) -> bool:
         """Look after transfers; True while there are any."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def on_lost(self, link: Link, is_gone: bool) -> None:
         """A peer was silent for too long, or its process is gone."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def on_start(self) -> None:
         """The loop runs."""
 
+    @abc.abstractmethod
     def on_stop(self) -> None:
         """The loop will end: tell peers."""
 
+    @abc.abstractmethod
+    async def on_finish(self) -> None:
+        """All tasks have ended: close what they used."""
+
     def emit(self, event: Event) -> None:
         """Tell the core."""
-        self._events.append(event)
-        with contextlib.suppress(BlockingIOError):  # then the descriptor is readable already
-            self._writer.send(b"\0")
+        self._events.put(event)
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
         """From the core's thread: run on the loop."""
@@ -210,9 +209,6 @@ class SessionWorker:
         await asyncio.gather(*others, return_exceptions=True)
         await self.on_finish()
         self.loop.stop()
-
-    async def on_finish(self) -> None:
-        """All tasks have ended: close what they used."""
 
     def _read_inbox(self) -> None:
         # The descriptor tells of changes only, so read until nothing is left.
@@ -279,44 +275,3 @@ class SessionWorker:
                 self.bury(link)
         finally:
             link.is_probing = False
-
-
-def _bind(inbox: zmq.Socket[bytes], place: Place) -> int:
-    host = f"[{place.host}]" if ":" in place.host else place.host
-    if ":" in place.host:
-        inbox.setsockopt(zmq.IPV6, 1)
-    if place.ports is None:
-        return int(inbox.bind_to_random_port(f"tcp://{host}"))
-    for port in range(place.ports[0], place.ports[1] + 1):
-        try:
-            inbox.bind(f"tcp://{host}:{port}")
-        except zmq.ZMQError:
-            continue
-        return port
-    raise OSError(f"no port of {place.ports[0]}-{place.ports[1]} at {place.host} is free (--disaggregation-zmq-ports)")
-
-
-def describe_rank(
-    place: Place, port: int, memory: PoolMemory, instance: str, load_balance_method: str, http_port: int | None
-) -> Rank:
-    """What a prefill rank registers with its bootstrap server."""
-    return Rank(
-        attn_tp_size=place.tp_size,
-        attn_tp_rank=place.tp_rank,
-        attn_cp_size=1,
-        attn_cp_rank=0,
-        attn_dp_size=1,
-        attn_dp_rank=0,
-        pp_size=1,
-        pp_rank=0,
-        system_dp_size=place.dp_size,
-        system_dp_rank=place.dp_rank,
-        rank_ip=place.host,
-        rank_port=port,
-        page_size=memory.page_size,
-        kv_cache_dtype=memory.dtype,
-        kv_layout=memory.layout,
-        load_balance_method=load_balance_method,
-        prefill_http_port=http_port,
-        instance=instance,
-    )

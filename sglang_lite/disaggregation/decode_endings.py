@@ -1,0 +1,135 @@
+"""How sessions of a decode worker end without success, and how their prefill ranks are made to stop writing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import numpy as np
+
+from sglang_lite.disaggregation import frames as wire
+from sglang_lite.disaggregation.base import KVFailed, KVQuiesced
+from sglang_lite.disaggregation.bootstrap_client import HandshakeError
+from sglang_lite.disaggregation.decode_state import DecodeSession
+from sglang_lite.disaggregation.decode_table import DecodeTable
+from sglang_lite.disaggregation.links import Link
+from sglang_lite.disaggregation.prefill_directory import PrefillDirectory
+from sglang_lite.disaggregation.states import State
+from sglang_lite.disaggregation.worker import SessionWorker
+from sglang_lite.types import Int32Array, TransferParams
+
+logger = logging.getLogger(__name__)
+
+_NO_PAGES: Int32Array = np.zeros(0, dtype=np.int32)
+
+
+class DecodeEndings:
+    """Uses the links, the clock and the events of a worker, on its thread.
+
+    Attributes:
+        directory: set when the loop runs.
+    """
+
+    def __init__(self, worker: SessionWorker, table: DecodeTable) -> None:
+        self._worker, self._table = worker, table
+        self.directory: PrefillDirectory | None = None
+
+    def fail(self, session: DecodeSession, status: int, reason: str, message: str) -> None:
+        """End a session; status 0 when the core itself wanted that."""
+        if session.link is None:
+            self._table.forget(session)
+            if session.task is not None and session.task is not asyncio.current_task(self._worker.loop):
+                session.task.cancel()
+            self.report(session, status, reason, message, True)
+            if reason != "closed":
+                self.refuse(session.rid, session.params, message)
+            return
+        session.state = State.FAILED
+        session.why = message
+        self._table.quarantine(session)
+        self.report(session, status, reason, message, False)
+        self.send_abort(session)
+
+    def report(self, session: DecodeSession, status: int, reason: str, message: str, quiesced: bool) -> None:
+        """Tell the core that a session is over."""
+        worker = self._worker
+        worker.failures[reason] += 1
+        session.state = State.FAILED
+        text = f"KV transfer failed for room {session.params.room} from {session.peer}: {message}"
+        logger.warning("decode session of request %s at %s:%d: %s", session.rid, worker.place.host, worker.port, text)
+        if status:
+            worker.emit(KVFailed(session.key, status, text, quiesced, reason))
+        elif quiesced:
+            worker.emit(KVQuiesced(session.key))
+
+    def refuse(self, rid: str, params: TransferParams, message: str) -> None:
+        """Tell the prefill side of a request that was given up before its prefill rank was known."""
+        now, generation = self._worker.loop.time(), self._table.next_generation()
+        session = DecodeSession(-generation, rid, params, _NO_PAGES, 0, 0, generation, now, now, State.FAILED)
+        session.why = message
+        if params.room not in self._table.rooms:
+            self._table.quarantine(session)
+            self._worker.spawn(self._tell_refusal(session))
+
+    async def _tell_refusal(self, session: DecodeSession) -> None:
+        worker = self._worker
+        try:
+            if self.directory is None:
+                return
+            address = await self.directory.find(session.params, 0.0, must_fit=False)
+            link = worker.link_to(address.rank_ip, address.rank_port, address.instance or "")
+            if not link.users:
+                link.last_heard = worker.loop.time()
+            link.users.add(session.key)
+            session.link = link
+            self.send_abort(session)
+        except (HandshakeError, OSError) as error:
+            logger.warning("%s does not hear that its request %s was given up: %s", session.peer, session.rid, error)
+        finally:
+            if session.link is None:
+                self._table.forget(session)
+
+    def send_abort(self, session: DecodeSession) -> None:
+        """Ask the prefill rank to write no more, and to say when it is so."""
+        worker = self._worker
+        session.request_sent = worker.loop.time()
+        if session.link is None:
+            return
+        who = (session.params.room, worker.place.host, worker.port, session.generation, worker.instance)
+        session.link.send(wire.Abort(*who, session.why[:1000], session.link.instance).frames())
+
+    def send_again(self, now: float) -> None:
+        """Aborts that nobody answered."""
+        worker = self._worker
+        for session in list(self._table.over.values()):
+            if session.link is not None and now - session.request_sent > worker.options.resend:
+                worker.counts["retries"] += 1
+                self.send_abort(session)
+
+    def drained(self, ack: wire.AbortAck) -> None:
+        """The prefill rank writes no more."""
+        session = self._table.generations.get(ack.generation)
+        if session is not None and session.key in self._table.over and not self.is_replaced(session, ack.instance):
+            self._rest(session)
+
+    def is_replaced(self, session: DecodeSession, instance: str) -> bool:
+        """Another process answers at the address of the session's prefill rank, which is gone therefore."""
+        link = session.link
+        if link is None or link.instance in ("", instance):
+            return False
+        self._worker.bury(link)
+        return True
+
+    def peer_gone(self, link: Link) -> None:
+        """A prefill rank's process has ended; its last bytes arrive within moments, or never."""
+        self._worker.loop.call_later(self._worker.options.gone_grace, self._rest_all, link)
+
+    def _rest_all(self, link: Link) -> None:
+        for session in list(self._table.over.values()):
+            if session.link is link:
+                self._rest(session)
+
+    def _rest(self, session: DecodeSession) -> None:
+        self._table.forget(session)
+        if session.key >= 0:
+            self._worker.emit(KVQuiesced(session.key))

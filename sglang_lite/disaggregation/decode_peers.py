@@ -1,0 +1,69 @@
+"""The decode ranks that have registered with a prefill worker, and those that cannot be served."""
+
+from __future__ import annotations
+
+import logging
+
+from sglang_lite.disaggregation.frames import Register
+from sglang_lite.disaggregation.prefill_state import DecodePeer
+from sglang_lite.disaggregation.recent import Recent
+from sglang_lite.disaggregation.worker import SessionWorker
+from sglang_lite.transfer.base import TransferError
+
+logger = logging.getLogger(__name__)
+
+MOST_PEERS = 1 << 12
+
+
+class DecodePeers:
+    """Uses the transport and the links of a worker, on its thread."""
+
+    def __init__(self, worker: SessionWorker) -> None:
+        self._worker = worker
+        self._peers: dict[str, DecodePeer] = {}
+        self._refused: Recent[str, str] = Recent(MOST_PEERS)
+
+    def __contains__(self, instance: str) -> bool:
+        return instance in self._peers
+
+    def get(self, instance: str) -> DecodePeer | None:
+        """The rank with that instance."""
+        return self._peers.get(instance)
+
+    def why_refused(self, instance: str) -> str | None:
+        """Why its registration was not taken, if that is so."""
+        return self._refused.get(instance)
+
+    def register(self, told: Register) -> None:
+        """A decode rank says who it is and where its pool lies."""
+        worker = self._worker
+        try:
+            peer = worker.transport.connect(told.description)
+            fitting = [region for region in peer.regions if region.length % worker.memory.page_bytes == 0]
+            if told.page_bytes != worker.memory.page_bytes or not fitting:
+                raise TransferError(
+                    "rejected", f"its pages have {told.page_bytes} bytes, ours {worker.memory.page_bytes}"
+                )
+            link = worker.link_to(told.ip, told.port, told.instance)
+        except (TransferError, OSError) as error:
+            logger.warning("decode server %s:%d cannot be served: %s", told.ip, told.port, error)
+            self._refused.put(told.instance, str(error))
+            return
+        self._refused.pop(told.instance)
+        if told.instance not in self._peers and len(self._peers) >= MOST_PEERS:
+            self._forget_unused()
+        self._peers[told.instance] = DecodePeer(told, link, peer, fitting[0])
+
+    def remove(self, instance: str) -> bool:
+        """Its process is gone; whether it was known."""
+        peer = self._peers.pop(instance, None)
+        if peer is None:
+            return False
+        self._worker.transport.disconnect(peer.peer)
+        return True
+
+    def _forget_unused(self) -> None:
+        for instance, peer in self._peers.items():
+            if not peer.link.users:
+                self.remove(instance)
+                return
