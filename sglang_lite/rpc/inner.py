@@ -15,13 +15,25 @@ import aiohttp
 import msgspec
 from multidict import CIMultiDict
 
-from sglang_lite.rpc.status import Call
+from sglang_lite.rpc.status import AnsweredError, Call
 from sglang_lite.types import RequestError
 
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate", "baggage"})
 HOP_HEADERS = frozenset(
-    {"host", "connection", "te", "user-agent", "transfer-encoding", "accept-encoding", "expect", "upgrade"}
+    {
+        "host",
+        "connection",
+        "te",
+        "user-agent",
+        "x-sgl-route",
+        "transfer-encoding",
+        "accept-encoding",
+        "expect",
+        "upgrade",
+    }
 )
+_NAMED_EVENTS = ("/v1/responses", "/v1/messages")
+"""Routes whose streams end without ``[DONE]``."""
 _LINE_BYTES = 256 * 1024 * 1024
 """An event of a stream is one line: as long as a message may be."""
 _READ_BYTES = 64 * 1024
@@ -48,6 +60,13 @@ class InnerReply:
     status: int
     body: bytes
     content_type_line: str
+    retry_after: str | None = None
+
+    @classmethod
+    async def read(cls, reply: aiohttp.ClientResponse) -> InnerReply:
+        """The rest of ``reply``."""
+        kind, later = (reply.headers.get(name) for name in ("Content-Type", "Retry-After"))
+        return cls(reply.status, await reply.read(), kind or "", later)
 
     @property
     def text(self) -> str:
@@ -66,7 +85,8 @@ class InnerReply:
     def raise_for_status(self) -> None:
         """Raises RequestError when the reply tells of an error."""
         if self.status >= 400:
-            raise RequestError(_message(self.body) or f"HTTP {self.status}", status=self.status)
+            message = _message(self.body) or f"HTTP {self.status}"
+            raise AnsweredError(message, self.status, self.body, self.content_type_line, self.retry_after)
 
 
 def _message(body: bytes) -> str:
@@ -131,17 +151,19 @@ class Inner:
         """One call and its whole reply, whatever its status. ``body`` is bytes, or sent as JSON."""
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         async with self.open(method, path, data, headers) as reply:
-            return InnerReply(reply.status, await reply.read(), reply.headers.get("Content-Type", ""))
+            return await InnerReply.read(reply)
 
-    async def messages(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """POST ``body``; the JSON of the reply, or of every event where it is a stream.
+    async def messages(
+        self, path: str, body: bytes | None, headers: Mapping[str, str], method: str = "POST"
+    ) -> AsyncIterator[bytes]:
+        """Send ``body``; the JSON of the reply, or of every event where it is a stream.
 
         Raises:
             RequestError: the reply tells of an error, or the stream ended with one (after its event).
         """
-        async with self.open("POST", path, body, headers) as reply:
+        async with self.open(method, path, body, headers) as reply:
             if reply.status >= 400 or reply.content_type != "text/event-stream":
-                whole = InnerReply(reply.status, await reply.read(), reply.headers.get("Content-Type", ""))
+                whole = await InnerReply.read(reply)
                 whole.raise_for_status()
                 yield whole.body
                 return
@@ -154,7 +176,7 @@ class Inner:
                 failure = _failure(data)
                 if failure is not None:
                     raise failure
-            if not complete and not path.startswith("/v1/responses"):
+            if not complete and not path.startswith(_NAMED_EVENTS):
                 raise RequestError("the stream ended early", status=500)
 
 

@@ -12,6 +12,7 @@ from sglang_lite.rpc.generated.sglang.runtime.v1 import sglang_pb2 as pb
 from sglang_lite.rpc.generation import send
 from sglang_lite.rpc.inner import Inner, headers_of
 from sglang_lite.rpc.native_generation import generate
+from sglang_lite.rpc.routed import OFFER, wanted_route
 from sglang_lite.rpc.status import Call
 from sglang_lite.server.bodies import decode_json
 from sglang_lite.server.context import ServerContext
@@ -102,7 +103,9 @@ class NativeService:
         return await native_info.model_info(self._inner, headers_of(call))
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, call: Call) -> pb.ServerInfoResponse:
-        return native_info.server_info(await self._json(call, "/server_info", method="GET"))
+        body = await self._json(call, "/server_info", method="GET")
+        await call.send_initial_metadata((OFFER,))
+        return native_info.server_info(body)
 
     async def ListModels(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         base = await native_info.model_info(self._inner, headers_of(call))
@@ -148,7 +151,13 @@ class NativeService:
         await self._pass("/v1/chat/completions", request, call)
 
     async def Complete(self, request: pb.OpenAIJsonRequest, call: Call) -> None:
-        await self._pass("/v1/completions", request, call)
+        route = wanted_route(call)
+        if route is None:
+            await self._pass("/v1/completions", request, call)
+            return
+        method, path = route
+        async for data in self._inner.messages(path, request.json or None, headers_of(call), method):
+            await send(self._context, call, pb.OpenAIJsonResponse(json=data))
 
     async def Responses(self, request: pb.OpenAIJsonRequest, call: Call) -> None:
         await self._pass("/v1/responses", request, call)

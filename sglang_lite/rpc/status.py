@@ -18,6 +18,11 @@ Call: TypeAlias = Any
 """``grpc.aio.ServicerContext``; grpc has no types."""
 Handler = Callable[[Any, Call], Awaitable[Any]]
 
+HTTP_STATUS, HTTP_TYPE, HTTP_BODY = "x-sgl-status", "x-sgl-type", "x-sgl-body-bin"
+"""Trailing metadata of refused calls: what the HTTP interface would have answered."""
+_BODY_BYTES = 4096
+"""Metadata of a call may have 8 KiB."""
+
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -43,9 +48,30 @@ def code_of(status: int) -> grpc.StatusCode:
     return grpc.StatusCode.INVALID_ARGUMENT if 400 <= status < 500 else grpc.StatusCode.INTERNAL
 
 
+class AnsweredError(RequestError):
+    """An error that the HTTP application has answered with ``body`` of type ``kind``."""
+
+    def __init__(self, message: str, status: int, body: bytes, kind: str, retry_after: str | None) -> None:
+        super().__init__(message, status=status)
+        self.body = body
+        self.kind = kind
+        self.retry_after = retry_after
+
+
+def error_metadata(error: RequestError) -> tuple[tuple[str, str | bytes], ...]:
+    """Trailing metadata: what a client of the HTTP interface would have got, where that is short enough."""
+    told: list[tuple[str, str | bytes]] = [(HTTP_STATUS, str(error.status))]
+    if isinstance(error, AnsweredError):
+        if len(error.body) <= _BODY_BYTES:
+            told += [(HTTP_BODY, error.body), (HTTP_TYPE, error.kind)]
+        if error.retry_after is not None:
+            told.append(("retry-after", error.retry_after))
+    return tuple(told)
+
+
 async def refuse(call: Call, error: RequestError) -> NoReturn:
     """End a call with the status of ``error``."""
-    await call.abort(code_of(error.status), error.message)
+    await call.abort(code_of(error.status), error.message, error_metadata(error))
     raise AssertionError("abort() raises")
 
 
