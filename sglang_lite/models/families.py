@@ -9,6 +9,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from sglang_lite.models.classifier_config import (
+    LLAMA_CLASSIFIER,
+    MISTRAL_CLASSIFIER,
+    QWEN2_CLASSIFIER,
+    QWEN3_CLASSIFIER,
+    QWEN3_MOE_CLASSIFIER,
+)
 from sglang_lite.models.deepseek_config import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM_5, KIMI_K25
 from sglang_lite.models.dense_config import LLAMA, MISTRAL, QWEN2, QWEN3
 from sglang_lite.models.family import Family
@@ -39,6 +46,11 @@ TABLE: tuple[Family, ...] = (
     GLM_5,
     KIMI_K25,
     KIMI_LINEAR,
+    LLAMA_CLASSIFIER,
+    MISTRAL_CLASSIFIER,
+    QWEN2_CLASSIFIER,
+    QWEN3_CLASSIFIER,
+    QWEN3_MOE_CLASSIFIER,
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

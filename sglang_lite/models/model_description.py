@@ -85,6 +85,7 @@ class ModelDescription:
         is_wrapped: the decoder is the text part (``text_config``) of a larger model.
         selected_keys: most keys that a query attends to, chosen by an index (sparse attention); None without a choice.
             A device that cannot choose serves contexts up to this length, where nothing is left out.
+        labels: names of the classes of a model with a score head; empty for models that generate.
         details: what only the family's own code reads, a frozen dataclass of the family.
         generation_defaults: sampling defaults of generation_config.json.
     """
@@ -116,6 +117,7 @@ class ModelDescription:
     quantization: QuantizationDescription | None = None
     is_wrapped: bool = False
     selected_keys: int | None = None
+    labels: tuple[str, ...] = ()
     details: object | None = None
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
 

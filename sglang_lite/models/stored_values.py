@@ -75,6 +75,19 @@ def stored_values(directory: Path | str, description: ModelDescription, name: st
     return values
 
 
+def whole_tensor(directory: Path | str, description: ModelDescription, name: str) -> npt.NDArray[np.float32]:
+    """A tensor of floating-point numbers.
+
+    Raises:
+        RequestError: its type has no plain numbers.
+        StartupError: there is no such tensor, or the checkpoint cannot be read.
+    """
+    entry = open_checkpoint(directory, description).tensors.get(name)
+    if entry is None:
+        raise StartupError(f"there is no tensor {name!r} in {directory}")
+    return _read(entry, int(np.prod(entry.shape, dtype=np.int64))).astype(np.float32).reshape(entry.shape)
+
+
 def _read(entry: TensorEntry, count: int) -> npt.NDArray[Any]:
     start = data_offset(entry)
     if entry.dtype == "BF16":  # the upper half of a 32-bit float

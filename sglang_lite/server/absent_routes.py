@@ -18,8 +18,6 @@ ADMINISTRATION = {
 """Absent endpoints that need the administrator's key where one is set, and what to use instead."""
 
 _OTHERS = {
-    "/classify": "models with a classification head are not served; /v1/score gives the probabilities of label tokens, "
-    "/v1/embeddings and /encode give vectors",
     "/v1/audio/transcriptions": "models for audio are not served",
     "/api/chat": _OLLAMA,
     "/api/generate": _OLLAMA,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sglang_lite.frontend.tokenizer import Tokenizer
     from sglang_lite.models.description import ModelDescription
     from sglang_lite.observability.metrics import ServerMetrics
+    from sglang_lite.server.classification import ScoreHead
     from sglang_lite.server.peers import Peers
     from sglang_lite.types import ProfileOptions
 
@@ -106,6 +107,7 @@ class ServerContext:
         engine_infos: what ranks registered at the engine-info service, None on a server without it.
         recent: sequences that run or ended lately, and where their time went.
         sessions: conversations that this front keeps.
+        score_head: of a classification model, once it was read (``server.classification``).
 
     Raises:
         StartupError: the chat template is not valid, the tenants are not, or tracing is not installed.
@@ -141,6 +143,7 @@ class ServerContext:
         self.tenants = Tenants.of(config) if config.fair_scheduling else None
         self.recent = RecentSequences()
         self.sessions = SessionStore()
+        self.score_head: ScoreHead | None = None
         self.engine_infos: EngineInfoTable | None = None
         self.tracer: RequestTracer | None = None
         if config.enable_trace:

@@ -62,7 +62,7 @@ def model_info_body(context: ServerContext) -> dict[str, Any]:
         "model_path": context.weights.path,
         "served_model_name": context.model_name,
         "tokenizer_path": config.effective_tokenizer_path,
-        "is_generation": True,
+        "is_generation": not description.labels,
         "preferred_sampling_params": config.preferred_sampling_params,
         "weight_version": context.weights.version,
         "load_format": "auto",

@@ -26,6 +26,8 @@ _GENERATION_PATHS = frozenset(
         "/invocations",
         "/v1/embeddings",
         "/encode",
+        "/classify",
+        "/v1/classify",
         "/v1/score",
         "/v1/rerank",
         "/rerank",

@@ -17,6 +17,7 @@ from sglang_lite.frontend.validation import parse_sampling_params, parse_token_i
 from sglang_lite.server import fields
 from sglang_lite.server.adapter_routes import adapter_names
 from sglang_lite.server.chat_answer import reasoning_parser_name, thinking_tokens
+from sglang_lite.server.classification import refuse_classifier
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.hidden_states import HiddenStates, read_hidden_states
 from sglang_lite.server.identity import ID_FIELDS
@@ -173,6 +174,7 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
     Raises:
         RequestError: a field is wrong or asks for something that is not supported.
     """
+    refuse_classifier(context)
     refuse_unsupported(body, context.config)
     replica = wanted_replica(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
     stream = fields.boolean(body, "stream")

@@ -20,16 +20,18 @@ from sglang_lite.server.definitions.native import (
     TokenizeBody,
 )
 from sglang_lite.server.definitions.openai import ChatBody, CompletionBody
-from sglang_lite.server.definitions.pooling import EmbeddingBody, EncodeBody, RerankBody, ScoreBody
+from sglang_lite.server.definitions.pooling import ClassifyBody, EmbeddingBody, EncodeBody, RerankBody, ScoreBody
 from sglang_lite.server.definitions.responses import ResponsesBody
 from sglang_lite.server.errors import json_response
-from sglang_lite.server.pooling_routes import classify
+from sglang_lite.server.pooling_routes import classify, encode_scores
 
 BODIES: dict[str, type[RequestBody]] = {
     "/generate": GenerateBody,
     "/open_session": OpenSessionBody,
     "/close_session": CloseSessionBody,
     "/encode": EncodeBody,
+    "/classify": EncodeBody,
+    "/v1/classify": ClassifyBody,
     "/tokenize": TokenizeBody,
     "/v1/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
@@ -75,18 +77,19 @@ _STORED = "/v1/responses/{response}"
 _METHODS = ("GET", "POST", "PUT", "DELETE")
 
 
-def make_document(app: web.Application, *, has_store: bool) -> dict[str, Any]:
+def make_document(app: web.Application, *, has_store: bool, has_classes: bool = False) -> dict[str, Any]:
     """The OpenAPI 3.1 document of the routes of ``app``; those that only say what is absent are left out.
 
     Args:
-        has_store: responses can be looked up.
+        has_store: responses can be looked up; has_classes: the model classifies.
     """
     kinds = sorted(set(BODIES.values()), key=lambda kind: kind.__name__)
     _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
     for route in app.router.routes():
         path = route.resource.canonical if route.resource is not None else ""
-        is_served = route.handler not in (absent, classify) and (has_store or not path.startswith(_STORED))
+        is_served = route.handler is not absent and (has_store or not path.startswith(_STORED))
+        is_served &= has_classes or route.handler not in (classify, encode_scores)
         if route.method in _METHODS and path and is_served:
             paths.setdefault(path, {})[route.method.lower()] = _operation(route.method, path, route.handler.__doc__)
     return {
@@ -122,7 +125,9 @@ def _operation(method: str, path: str, documentation: str | None) -> dict[str, A
 
 async def openapi(request: web.Request) -> web.Response:
     """The routes of this server and the bodies they take, as an OpenAPI document."""
-    return json_response(make_document(request.app, has_store=context_of(request).config.enable_response_store))
+    context = context_of(request)
+    has_store, has_classes = context.config.enable_response_store, bool(context.engine.description.labels)
+    return json_response(make_document(request.app, has_store=has_store, has_classes=has_classes))
 
 
 def add_openapi_routes(app: web.Application) -> None:

@@ -57,6 +57,7 @@ async def run_prompts(
         prompt_fields=prompt_fields,
         add_special_tokens=add_special_tokens,
         return_logprob=True,
+        is_pooled=hidden_states and not token_ids,
     )
     for sequence in sequences:
         sequence.return_hidden_states = hidden_states

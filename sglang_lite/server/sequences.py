@@ -13,6 +13,7 @@ from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.server import fields
 from sglang_lite.server.adapter_routes import adapter_names
+from sglang_lite.server.classification import refuse_classifier
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.identity import Identity
 from sglang_lite.server.session_turns import read_session_id, refuse_session
@@ -95,6 +96,7 @@ def build_sequences(
     logprob_start_len: int = -1,
     top_logprobs_num: int = 0,
     takes_session: bool = False,
+    is_pooled: bool = False,
 ) -> list[GenerateRequest]:
     """The sequences of an OpenAI request, prompt-major.
 
@@ -102,10 +104,13 @@ def build_sequences(
         sampling: parameters of every sequence; ``n`` says how many each prompt has.
         prompt_fields: name of the field that each prompt came from, for error messages.
         takes_session: the caller puts the sequences into the session that the body names.
+        is_pooled: only the states of the prompts are wanted, which classification models have too.
 
     Raises:
         RequestError: a parameter is wrong, or asks for something that is not supported.
     """
+    if not is_pooled:
+        refuse_classifier(context)
     refuse_unsupported(body, context.config)
     affinity = read_session_id(body)
     if not takes_session:

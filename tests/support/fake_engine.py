@@ -74,7 +74,7 @@ class FakeEngine:
         self.config = ServerConfig(
             **{"model_path": "/models/fake", "served_model_name": "fake", "device": "cpu", **options}
         )
-        self.description: Any = SimpleNamespace(bos_token_id=None, pad_token_id=None, generation_defaults={})
+        self.description: Any = SimpleNamespace(bos_token_id=None, pad_token_id=None, generation_defaults={}, labels=())
         self.tokenizer: Any = None
         self.info = INFO
         self.is_alive = True
