@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import aiohttp
 from aiohttp import web
 
-from sglang_lite.router import control, worker_routes
+from sglang_lite.router import control, plain, worker_routes
 from sglang_lite.router.context import CONTEXT, RouterContext
-from sglang_lite.router.errors import RouterError, error_response
+from sglang_lite.router.envelope import envelope
 from sglang_lite.router.prefill_decode import forward_pair
-from sglang_lite.router.proxy import REQUEST_ID, end_stream, forward, request_id_of
-
-logger = logging.getLogger(__name__)
-
-PROXIED = (
-    "/generate",
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/embeddings",
-    "/encode",
-    "/v1/classify",
-    "/v1/score",
-    "/v1/rerank",
-    "/rerank",
-)
-PLAIN = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize")
-"""Work that any worker does, in a pair too."""
-_OPEN = frozenset({"/health", "/healthz", "/liveness", "/readyz", "/readiness", "/metrics"})
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from sglang_lite.router.proxy import forward
+from sglang_lite.router.routes import PLAIN, PROXIED
 
 
 def make_app(context: RouterContext) -> web.Application:
     """The application; its session and its watch over workers live from start-up to clean-up."""
-    app = web.Application(middlewares=[_middleware], client_max_size=context.options.max_payload_size)
+    app = web.Application(middlewares=[envelope], client_max_size=context.options.max_payload_size)
     app[CONTEXT] = context
     app.cleanup_ctx.append(_running)
+    app.on_response_prepare.append(context.cross_origin.on_prepare)
     handler = forward_pair if context.options.is_paired else forward
     for path in PROXIED:
         app.router.add_post(path, handler)
     for path in PLAIN:
-        app.router.add_post(path, control.ask_one)
+        app.router.add_post(path, plain.pass_on)
+    app.router.add_post("/v1/tokenize", plain.tokenize)
+    app.router.add_post("/v1/detokenize", plain.detokenize)
     for path in control.FANS:
         app.router.add_post(path, control.fan_out)
     app.router.add_get("/flush_cache", control.fan_out)
@@ -74,7 +55,7 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
     context = app[CONTEXT]
     # Answers pass through as they are: nothing is unpacked, no cookie is kept, no connection is waited for.
     context.session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ssl=context.trust.context()),
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None),
@@ -100,46 +81,3 @@ async def _expire_leases(context: RouterContext) -> None:
             scope = context.scopes.pop(lease, None)
             if scope is not None:
                 scope.reschedule(loop.time())
-
-
-@web.middleware
-async def _middleware(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    context = request.app[CONTEXT]
-    started = time.monotonic()
-    request["request_id"] = request_id_of(request, context.options.request_id_headers)
-    try:
-        _authorize(request, context)
-        response = await handler(request)
-    except RouterError as error:
-        response = await _failed(request, error)
-    except web.HTTPException:
-        raise
-    except Exception:  # a fault of ours: the client gets the envelope, the operator the traceback
-        logger.exception("fault while serving %s", request.path)
-        response = await _failed(request, RouterError("internal_error", "The router failed; its log says more."))
-    if context.draining and not response.prepared:
-        response.force_close()  # the next request on this connection would find nobody
-    route = request.match_info.route.resource
-    path = route.canonical if route is not None else "other"
-    context.metrics.requests.labels(path, response.status).inc()
-    context.metrics.duration.labels(path).observe(time.monotonic() - started)
-    return response
-
-
-async def _failed(request: web.Request, error: RouterError) -> web.StreamResponse:
-    """The error as an answer, or at the end of the one that has begun."""
-    stream = request.get("stream")
-    if isinstance(stream, web.StreamResponse):
-        return await end_stream(stream, error)
-    response = error_response(error)
-    response.headers[REQUEST_ID] = request["request_id"]
-    return response
-
-
-def _authorize(request: web.Request, context: RouterContext) -> None:
-    key = context.options.api_key
-    if key is None or request.path in _OPEN:
-        return
-    given = request.headers.get("authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
-        raise RouterError("unauthorized", "A valid API key is needed: Authorization: Bearer KEY.")

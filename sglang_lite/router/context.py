@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 import aiohttp
 from aiohttp import web
 
+from sglang_lite.router.access import Access
 from sglang_lite.router.breaker import BreakerLimits
+from sglang_lite.router.cors import CrossOrigin
 from sglang_lite.router.leases import LeaseTable
 from sglang_lite.router.metrics import RouterMetrics
 from sglang_lite.router.options import RouterOptions
 from sglang_lite.router.policies import POLICIES, Policy, PolicyLimits
+from sglang_lite.router.routes import DATA
+from sglang_lite.router.tls import WorkerTrust
 from sglang_lite.router.upstream import Upstream
 from sglang_lite.router.workers import Registry, Worker
 
@@ -34,10 +38,16 @@ class RouterContext:
     registry: Registry = field(init=False)
     leases: LeaseTable = field(init=False)
     policies: dict[str, Policy] = field(init=False)
+    access: Access = field(init=False)
+    trust: WorkerTrust = field(init=False)
+    cross_origin: CrossOrigin = field(init=False)
     session: aiohttp.ClientSession = field(init=False)
 
     def __post_init__(self) -> None:
         options = self.options
+        self.access = Access(options, DATA)
+        self.trust = WorkerTrust.of(options)
+        self.cross_origin = CrossOrigin(options.cors_allowed_origins)
         breaker = BreakerLimits(
             0 if options.disable_circuit_breaker else options.cb_failure_threshold,
             options.cb_success_threshold,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -10,9 +11,15 @@ from aiohttp import web
 STATUS = {
     "bad_request": 400,
     "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
     "model_not_found": 404,
     "worker_not_found": 404,
+    "method_not_allowed": 405,
+    "queue_timeout": 408,
     "payload_too_large": 413,
+    "unknown_field": 422,
+    "too_many_requests": 429,
     "upstream_unreachable": 502,
     "upstream_status": 502,
     "upstream_timeout": 502,
@@ -31,10 +38,12 @@ CODE_HEADER = "x-router-error-code"
 
 
 class RouterError(Exception):
-    """An answer of the router itself. ``message`` is for clients: it never names a worker."""
+    """An answer of the router itself, with ``headers`` beside its code. ``message`` is for clients: it never names a
+    worker."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
+        self.headers = dict(headers or {})
         self.code = code
         self.message = message
         self.status = STATUS[code]
@@ -52,5 +61,5 @@ def error_response(error: RouterError) -> web.Response:
         body=error_body(error),
         status=error.status,
         content_type="application/json",
-        headers={CODE_HEADER: error.code},
+        headers={**error.headers, CODE_HEADER: error.code},
     )

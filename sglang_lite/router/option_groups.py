@@ -39,3 +39,14 @@ class AccessOptions:
 
     request_id_headers: tuple[str, ...] = option(("x-request-id",), "headers that may hold a request's id")
     api_key: str | None = option(None, "key that clients need; passed on to workers")
+    control_plane_api_keys: tuple[str, ...] = option((), "ID:NAME:ROLE:KEY each; workers and control calls need one")
+    control_plane_audit_enabled: bool = option(False, "log who calls the control plane")
+    tenants: str | None = option(
+        None, 'JSON {NAME: WEIGHT or {"weight": W, "api_key": KEY}}: fair shares of the limits'
+    )
+    tls_cert_path: str | None = option(None, "certificate of the router (PEM)")
+    tls_key_path: str | None = option(None, "its key")
+    ca_cert_paths: tuple[str, ...] = option((), "certificates that workers' are checked with, beside the system's")
+    client_cert_path: str | None = option(None, "certificate that is shown to workers (PEM)")
+    client_key_path: str | None = option(None, "its key")
+    cors_allowed_origins: tuple[str, ...] = option((), "origins whose pages may call; * for all")

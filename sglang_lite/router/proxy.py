@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
+from sglang_lite.router.access import CALLER, NOBODY
 from sglang_lite.router.body import Head, parse_head
 from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.errors import RouterError, error_body
@@ -85,6 +86,12 @@ def forwarded_headers(request: web.Request, request_id: str) -> dict[str, str]:
     listed = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     kept = {name: value for name, value in headers.items() if name not in _DROPPED and name not in listed}
     kept[REQUEST_ID] = request_id
+    caller = request.get(CALLER, NOBODY)
+    if caller.replaces_key:  # a tenant's or an operator's key is not for workers
+        kept.pop("x-api-key", None)
+        kept.pop("authorization", None)
+        if worker_key := request.app[CONTEXT].access.worker_key:
+            kept["authorization"] = f"Bearer {worker_key}"
     kept["content-type"] = headers.get("content-type", "application/json")
     return kept
 

@@ -11,7 +11,9 @@ from aiohttp import web
 
 from sglang_lite.router.app import make_app
 from sglang_lite.router.context import RouterContext
+from sglang_lite.router.envelope import EnvelopeRunner
 from sglang_lite.router.options import RouterOptions
+from sglang_lite.router.tls import server_certificates
 from sglang_lite.types import StartupError
 
 logger = logging.getLogger(__name__)
@@ -40,14 +42,18 @@ async def _serve(options: RouterOptions) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, notify)
     context = RouterContext(options)
-    runner = web.AppRunner(make_app(context), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+    certificates = server_certificates(options)
+    runner = EnvelopeRunner(make_app(context), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, options.host, options.port, backlog=_BACKLOG)
+        encryption = None if certificates is None else certificates.context
+        site = web.TCPSite(runner, options.host, options.port, backlog=_BACKLOG, ssl_context=encryption)
         try:
             await site.start()
         except OSError as error:
             raise StartupError(f"--port {options.port}: cannot listen on {options.host}: {error.strerror}") from error
+        if certificates is not None:
+            certificates.reload_on_hangup()
         logger.info("%s: %s:%s", READY_LINE, options.host, runner.addresses[0][1])
         await drain.wait()
         context.draining = True

@@ -1,0 +1,101 @@
+"""What happens around every handler: ids, keys, cross-origin calls, counts, and one form for all errors."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from sglang_lite.router.access import CALLER
+from sglang_lite.router.context import CONTEXT
+from sglang_lite.router.errors import RouterError, error_body, error_response
+from sglang_lite.router.proxy import REQUEST_ID, end_stream, request_id_of
+from sglang_lite.server.protocol_errors import JsonErrorHandler, JsonErrorRunner, JsonErrorServer
+
+logger = logging.getLogger(__name__)
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def envelope(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Serve a request; whatever goes wrong becomes the envelope of ``errors``."""
+    context = request.app[CONTEXT]
+    started = time.monotonic()
+    request["request_id"] = request_id_of(request, context.options.request_id_headers)
+    resource = request.match_info.route.resource
+    route = resource.canonical if resource is not None else "other"
+    response: web.StreamResponse | None = context.cross_origin.preflight(request)
+    if response is None:
+        try:
+            request[CALLER] = context.access.check(request.method, route, request.headers)
+            response = await handler(request)
+        except RouterError as error:
+            response = await _failed(request, error)
+        except web.HTTPException as error:
+            response = await _failed(request, from_library(error))
+        except web.RequestPayloadError:
+            response = await _failed(request, RouterError("bad_request", "The body breaks the HTTP protocol."))
+        except ConnectionError:
+            raise  # the client is gone: nobody reads an answer
+        except Exception:  # a fault of ours: the client gets the envelope, the operator the traceback
+            logger.exception("fault while serving %s", request.path)
+            response = await _failed(request, RouterError("internal_error", "The router failed; its log says more."))
+    if context.draining and not response.prepared:
+        response.force_close()  # the next request on this connection would find nobody
+    context.metrics.requests.labels(route, response.status).inc()
+    context.metrics.duration.labels(route).observe(time.monotonic() - started)
+    return response
+
+
+def from_library(error: web.HTTPException) -> RouterError:
+    """An error that aiohttp raised, as one of ours."""
+    match error.status:
+        case 404:
+            return RouterError("not_found", "This path does not exist here.")
+        case 405:
+            return RouterError(
+                "method_not_allowed",
+                f"The path takes {error.headers.get('Allow', 'another method')}.",
+                {"allow": error.headers.get("Allow", "")},
+            )
+        case 413:
+            return RouterError("payload_too_large", "The body is too large (--max-payload-size).")
+        case status if status >= 500:
+            return RouterError("internal_error", error.reason)
+        case _:
+            return RouterError("bad_request", error.reason)
+
+
+async def _failed(request: web.Request, error: RouterError) -> web.StreamResponse:
+    """The error as an answer, or at the end of the one that has begun."""
+    stream = request.get("stream")
+    if isinstance(stream, web.StreamResponse):
+        return await end_stream(stream, error)
+    response = error_response(error)
+    response.headers[REQUEST_ID] = request["request_id"]
+    return response
+
+
+class _EnvelopeHandler(JsonErrorHandler):
+    """A connection whose errors before any route have the envelope too."""
+
+    __slots__ = ()
+
+    def answer(self, path: str, status: int, message: str) -> web.Response:
+        del path
+        code = "internal_error" if status >= 500 else "bad_request"
+        error = RouterError(code, message)
+        return web.Response(body=error_body(error), status=status, content_type="application/json")
+
+
+class _EnvelopeServer(JsonErrorServer):
+    handler_class = _EnvelopeHandler
+
+
+class EnvelopeRunner(JsonErrorRunner):
+    """Runs the application on connections of that kind."""
+
+    server_class = _EnvelopeServer

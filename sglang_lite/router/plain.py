@@ -1,0 +1,115 @@
+"""Small work that any worker does: tokens of a text, text of tokens, parsing of answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from sglang_lite.router.context import CONTEXT
+from sglang_lite.router.errors import RouterError
+from sglang_lite.router.proxy import Lease, Reply, forwarded_headers, whole
+from sglang_lite.router.routes import PLAIN
+from sglang_lite.router.workers import usable
+
+_ATTEMPTS = 3
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+
+class Tokenize(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of ``/v1/tokenize``."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``/v1/detokenize``."""
+
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool = False
+
+
+async def pass_on(request: web.Request) -> web.Response:
+    """The answer of any worker of the model, as it is."""
+    data = await request.read()
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise RouterError("bad_request", "The body must be a JSON object.") from None
+    model = fields.get("model")
+    path = PLAIN[request.path] + (f"?{request.query_string}" if request.query_string else "")
+    reply = await ask_any(request, path, data, model if isinstance(model, str) else None)
+    return whole(reply, request["request_id"])
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """``{model, prompt}`` to ``{model, tokens, count}``."""
+    wanted = _read(await request.read(), Tokenize)
+    reply = await ask_any(request, "/v1/tokenize", msgspec.json.encode(wanted), wanted.model)
+    return _shaped(request, reply, wanted.model, ("tokens", "count"))
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """``{model, tokens, skip_special_tokens}`` to ``{model, text}``; special tokens are shown unless told."""
+    wanted = _read(await request.read(), Detokenize)
+    reply = await ask_any(request, "/v1/detokenize", msgspec.json.encode(wanted), wanted.model)
+    return _shaped(request, reply, wanted.model, ("text",))
+
+
+async def ask_any(request: web.Request, path: str, data: bytes, model: str | None) -> Reply:
+    """The answer of the least loaded worker of ``model``; another one is asked where it cannot be reached.
+
+    Raises:
+        RouterError: no worker is there, or none of three could be reached.
+    """
+    context = request.app[CONTEXT]
+    workers = usable(context.registry.of_model(model), context.now, "no_healthy_workers")
+    failure = RouterError("internal_error", "No attempt was made.")
+    for worker in sorted(workers, key=lambda one: one.load)[:_ATTEMPTS]:
+        headers = forwarded_headers(request, request["request_id"])
+        if worker.api_key:
+            headers["authorization"] = f"Bearer {worker.api_key}"
+        try:
+            async with (
+                Lease(context, worker) as lease,
+                asyncio.timeout(context.options.request_timeout_secs),
+                context.request(worker, "POST", path, data=data, headers=headers) as response,
+            ):
+                body = await response.read()
+                lease.judge(response.status < 500)
+                kind = response.headers.get("content-type", "application/json")
+                return Reply(response.status, {"content-type": kind}, body)
+        except TimeoutError:
+            failure = RouterError("upstream_timeout", "A worker did not answer in time.")
+        except (aiohttp.ClientError, ConnectionError):
+            failure = RouterError("upstream_unreachable", "A worker could not be reached.")
+    raise failure
+
+
+def _read(data: bytes, kind: type[_Body]) -> _Body:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        if "unknown field" in str(error):
+            raise RouterError("unknown_field", str(error)) from None
+        raise RouterError("bad_request", str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise RouterError("bad_request", "The body must be a JSON object.") from None
+
+
+def _shaped(request: web.Request, reply: Reply, model: str | None, names: tuple[str, ...]) -> web.Response:
+    """The fields ``names`` of a good answer with the model's name; any other answer as it is."""
+    if reply.status != 200:
+        return whole(reply, request["request_id"])
+    try:
+        answer = msgspec.json.decode(reply.body, type=dict[str, Any])
+        body = {"model": model, **{name: answer[name] for name in names}}
+    except (msgspec.DecodeError, KeyError):
+        raise RouterError("upstream_status", "A worker's answer cannot be read.") from None
+    return whole(Reply(200, {"content-type": "application/json"}, msgspec.json.encode(body)), request["request_id"])
