@@ -11,7 +11,8 @@ import msgspec
 
 from sglang_lite import startup
 from sglang_lite.config import ServerConfig
-from sglang_lite.engine.adapter_registry import AdapterRegistry
+from sglang_lite.engine.adapter_registry import AdapterRegistry, LoadedAdapter
+from sglang_lite.engine.carried_out import to_the_end
 from sglang_lite.engine.client import EngineClient
 from sglang_lite.engine.control_calls import FRONT
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
@@ -205,6 +206,9 @@ class AsyncEngine:
         """
         self._flow.check_serving()
         adapter = self.adapters.reserve(NamedAdapter(name=name, path=path, pinned=pinned))
+        await to_the_end(self._fill_slot(adapter, path))
+
+    async def _fill_slot(self, adapter: LoadedAdapter, path: str) -> None:
         try:
             await self._client.load_adapter(adapter.slot, path)
         except BaseException:
@@ -218,7 +222,9 @@ class AsyncEngine:
         Raises:
             RequestError: there is no such adapter.
         """
-        adapter = self.adapters.retire(name)
+        await to_the_end(self._empty_slot(self.adapters.retire(name)))
+
+    async def _empty_slot(self, adapter: LoadedAdapter) -> None:
         try:
             await adapter.unused.wait()
             self._flow.send_unsent()
@@ -291,15 +297,21 @@ class AsyncEngine:
         if checked is None:
             raise RequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}", field="mode")
         self._flow.send_unsent()
+        await to_the_end(self._pause(checked))
+
+    async def _pause(self, mode: PauseMode) -> None:
         paused, self._flow.paused = self._flow.paused, True
         try:
-            await self._client.pause(checked)
+            await self._client.pause(mode)
         except RequestError:
             self._flow.paused = paused
             raise
 
     async def resume(self) -> None:
         """Continue after ``pause``."""
+        await to_the_end(self._resume())
+
+    async def _resume(self) -> None:
         await self._client.resume()
         self._flow.paused = False
 

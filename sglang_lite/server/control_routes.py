@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from sglang_lite.engine.carried_out import to_the_end
 from sglang_lite.frontend.fields import describe
 from sglang_lite.server.bodies import read_object
-from sglang_lite.server.context import context_of
+from sglang_lite.server.context import ServerContext, context_of
 from sglang_lite.server.errors import json_response
 from sglang_lite.types import RequestError
 
@@ -46,18 +47,26 @@ async def pause_generation(request: web.Request) -> web.Response:
     mode = "abort" if body.get("mode") is None else body["mode"]
     if mode not in _PAUSE_MODES:
         raise RequestError(f"mode must be one of {', '.join(_PAUSE_MODES)}, got {describe(mode)}", field="mode")
+    await to_the_end(_pause(context, mode))
+    return json_response({"message": "Generation paused successfully.", "status": "ok", "success": True})
+
+
+async def _pause(context: ServerContext, mode: str) -> None:
     await context.engine.pause(mode)
     context.paused = True
-    return json_response({"message": "Generation paused successfully.", "status": "ok", "success": True})
 
 
 async def continue_generation(request: web.Request) -> web.Response:
     """Undo a pause."""
     context = context_of(request)
     await read_object(request, optional=True)
+    await to_the_end(_resume(context))
+    return json_response({"message": "Generation continued successfully.", "status": "ok", "success": True})
+
+
+async def _resume(context: ServerContext) -> None:
     await context.engine.resume()
     context.paused = False
-    return json_response({"message": "Generation continued successfully.", "status": "ok", "success": True})
 
 
 def _flush_timeout(text: str | None) -> float:

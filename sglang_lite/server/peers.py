@@ -13,6 +13,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from sglang_lite.engine.carried_out import to_the_end
 from sglang_lite.observability.merging import merge_metrics
 from sglang_lite.types import RequestError
 
@@ -125,8 +126,7 @@ def peers_middleware(peers: Peers) -> Middleware:
             raise RequestError(f"{path} needs a server with one front process (--tokenizer-worker-num 1)", status=501)
         if path in _EVERYWHERE:
             body = await request.read()
-            own = await handler(request)
-            return own if own.status >= 400 else _first_success([own, *await peers.ask(request, body)])
+            return await to_the_end(_everywhere(request, body, handler, peers))
         if path.startswith(_ELSEWHERE):
             return await _here_or_there(request, handler, peers)
         if path.startswith("/metrics"):
@@ -141,6 +141,11 @@ def peers_middleware(peers: Peers) -> Middleware:
         return await handler(request)
 
     return share
+
+
+async def _everywhere(request: web.Request, body: bytes, handler: Handler, peers: Peers) -> web.StreamResponse:
+    own = await handler(request)
+    return own if own.status >= 400 else _first_success([own, *await peers.ask(request, body)])
 
 
 def _first_success(replies: Iterable[web.StreamResponse]) -> web.StreamResponse:

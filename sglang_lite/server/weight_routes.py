@@ -9,11 +9,12 @@ from typing import Any
 
 from aiohttp import web
 
+from sglang_lite.engine.carried_out import to_the_end
 from sglang_lite.frontend.fields import describe, read_int
 from sglang_lite.models.stored_values import checkpoint_stamp, stored_values
 from sglang_lite.server import fields
 from sglang_lite.server.bodies import read_object
-from sglang_lite.server.context import context_of
+from sglang_lite.server.context import ServerContext, context_of
 from sglang_lite.server.errors import json_response
 from sglang_lite.types import RequestError, StartupError
 
@@ -45,14 +46,19 @@ async def update_weights_from_disk(request: web.Request) -> web.Response:
         path, version = read_update(body)
         if fields.boolean(body, "abort_all_requests"):
             await context.engine.abort_all()
-        await context.engine.update_weights(path)
+        await to_the_end(_serve_weights(context, path, version))
     except RequestError as error:
         if error.status != 400:
             raise
         return _refused(error.message, num_paused_requests=0)
+    return json_response({"success": True, "message": f"Loaded the weights of {path}.", "num_paused_requests": 0})
+
+
+async def _serve_weights(context: ServerContext, path: str, version: str | None) -> None:
+    """Replace the weights, and note which ones are served."""
+    await context.engine.update_weights(path)
     stamp = await asyncio.to_thread(checkpoint_stamp, path)
     context.weights = replace(context.weights, path=path, version=version or context.weights.version, stamp=stamp)
-    return json_response({"success": True, "message": f"Loaded the weights of {path}.", "num_paused_requests": 0})
 
 
 def read_update(body: dict[str, Any]) -> tuple[str, str | None]:
