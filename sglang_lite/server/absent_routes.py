@@ -23,7 +23,6 @@ _OTHERS = {
     "/api/generate": _OLLAMA,
     "/api/tags": _OLLAMA,
     "/api/show": _OLLAMA,
-    "/vertex_generate": "send each instance to /generate",
 }
 
 

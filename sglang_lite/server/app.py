@@ -36,6 +36,7 @@ from sglang_lite.server.session_routes import add_session_routes
 from sglang_lite.server.tenants import Tenants
 from sglang_lite.server.tokenize_routes import add_tokenize_routes
 from sglang_lite.server.transfer_routes import add_transfer_routes
+from sglang_lite.server.vertex_routes import add_vertex_routes
 from sglang_lite.server.weight_routes import add_weight_routes
 
 
@@ -84,6 +85,7 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_parsing_routes(app)
     add_explain_routes(app)
     add_session_routes(app)
+    add_vertex_routes(app)
     add_transfer_routes(app)
     add_absent_routes(app)
     if context.metrics is not None:

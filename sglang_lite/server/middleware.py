@@ -13,6 +13,7 @@ from sglang_lite.observability.metrics import HttpMetrics
 from sglang_lite.server.context import Phase, ServerContext, context_of
 from sglang_lite.server.errors import error_response, http_error_body, json_response
 from sglang_lite.server.tenants import enter_tenant
+from sglang_lite.server.vertex_routes import vertex_path
 from sglang_lite.types import RequestError
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,8 @@ def admit(context: ServerContext, headers: Mapping[str, str]) -> None:
 @web.middleware
 async def generation_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count generation requests, which a shutdown waits for, and refuse them before and after the server's time."""
-    if request.method == "GET" or request.path not in _GENERATION_PATHS:
+    path = request.path
+    if request.method == "GET" or (path not in _GENERATION_PATHS and path != vertex_path()):
         return await handler(request)
     context = context_of(request)
     admit(context, request.headers)

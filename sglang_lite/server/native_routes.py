@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
 from sglang_lite.server.bodies import read_object
@@ -20,8 +22,13 @@ from sglang_lite.server.text_length import refuse_endless_texts
 
 async def generate(request: web.Request) -> web.StreamResponse:
     """Generate for one prompt or a batch."""
+    reply = await answer(request, await read_object(request))
+    return reply if isinstance(reply, web.StreamResponse) else json_response(reply)
+
+
+async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse | dict[str, Any] | list[Any]:
+    """The reply to a body of ``/generate``: an object, a list for a batch, or a stream that was sent."""
     context = context_of(request)
-    body = await read_object(request)
     call = read_call(context, body, request.headers)
     parse_body(body, GenerateBody)
     await refuse_endless_texts(context, call.requests)
@@ -41,7 +48,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
             return await reply_with_events(request, MergedStream(context, call.requests, call.choices), writer)
         outputs = await collect(context, call.requests, call.choices)
     results = [writer.result(index, output) for index, output in enumerate(outputs)]
-    return json_response(results if call.is_batch else results[0])
+    return results if call.is_batch else results[0]
 
 
 def add_native_routes(app: web.Application) -> None:

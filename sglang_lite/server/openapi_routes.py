@@ -18,6 +18,7 @@ from sglang_lite.server.definitions.native import (
     GenerateBody,
     OpenSessionBody,
     TokenizeBody,
+    VertexBody,
 )
 from sglang_lite.server.definitions.openai import ChatBody, CompletionBody
 from sglang_lite.server.definitions.pooling import ClassifyBody, EmbeddingBody, EncodeBody, RerankBody, ScoreBody
@@ -27,6 +28,7 @@ from sglang_lite.server.pooling_routes import classify, encode_scores
 
 BODIES: dict[str, type[RequestBody]] = {
     "/generate": GenerateBody,
+    "/vertex_generate": VertexBody,
     "/open_session": OpenSessionBody,
     "/close_session": CloseSessionBody,
     "/encode": EncodeBody,

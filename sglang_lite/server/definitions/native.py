@@ -45,6 +45,13 @@ class GenerateBody(RequestBody, frozen=True, kw_only=True):
     explain: bool | None = None
 
 
+class VertexBody(RequestBody, frozen=True, kw_only=True):
+    """``POST /vertex_generate``: instances with one prompt each, and the other fields of ``/generate``."""
+
+    instances: list[dict[str, Any]]
+    parameters: dict[str, Any] | None = None
+
+
 class OpenSessionBody(RequestBody, frozen=True, kw_only=True):
     """``POST /open_session``."""
 
