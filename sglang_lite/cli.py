@@ -1,4 +1,4 @@
-"""The ``sglang-lite`` command: ``serve`` (the default), ``router``, ``demo-model``, ``check-env``, ``version``."""
+"""The ``sglang-lite`` command: ``serve`` (the default), ``router``, ``fleet``, ``demo-model`` and more."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ PROGRAM = "sglang-lite"
 
 USAGE = f"""usage: {PROGRAM} [serve] [MODEL] [options]
        {PROGRAM} router [options]
+       {PROGRAM} fleet [options] [-- options of serve]
        {PROGRAM} demo-model --output DIR
        {PROGRAM} check-env [--verify]
        {PROGRAM} version
 
   serve        serve a model over HTTP; also launch_server, or no sub-command at all
   router       one address for many servers
+  fleet        many servers on a Ray cluster or on this machine, kept alive behind a router
   demo-model   write the demo model (SmolLM2-135M-Instruct) as a Hugging Face directory
   check-env    report what this machine can run
   version      print the version
@@ -94,6 +96,24 @@ def router(words: Sequence[str]) -> int:
         return 130
 
 
+def fleet(words: Sequence[str]) -> int:
+    """Run replicas of a server behind a router until told to stop."""
+    from sglang_lite.fleet.options import parse_options
+    from sglang_lite.fleet.run import run_fleet
+    from sglang_lite.observability.logs import configure_logging
+    from sglang_lite.types import StartupError
+
+    configure_logging()
+    try:
+        options = parse_options(words)
+        configure_logging(options.log_level)
+        return run_fleet(options)
+    except StartupError as error:
+        return _fail(error)
+    except KeyboardInterrupt:
+        return 130
+
+
 def demo_model(words: Sequence[str]) -> int:
     """Write the demo model into a directory."""
     from sglang_lite.demo_model import materialize
@@ -146,6 +166,7 @@ COMMANDS: dict[str, Command] = {
     "serve": serve,
     "launch_server": serve,
     "router": router,
+    "fleet": fleet,
     "demo-model": demo_model,
     "check-env": check_env,
     "version": version,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from sglang_lite.router.workers import normalize_url
 from sglang_lite.types import StartupError
 
 PROGRAM = "sglang-lite router"
+API_KEY_VARIABLE = "SGLANG_LITE_API_KEY"
+"""Holds ``--api-key``, as it does for ``sglang-lite serve``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,8 @@ def parse_options(words: Sequence[str]) -> RouterOptions:
     if "prefill" in given:
         given["prefill"] = tuple(_prefill(parser, item) for item in given["prefill"])
     known = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if API_KEY_VARIABLE in os.environ:  # a command line can be read by everybody on the machine
+        known.setdefault("api_key", os.environ[API_KEY_VARIABLE])
     return checked(replace(RouterOptions(), **{**(read_file(file) if file else {}), **known}))
 
 

@@ -1,0 +1,335 @@
+"""Keeps every place of a fleet filled with a replica that serves, and the router informed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from sglang_lite.fleet.backend import Backend, Replica, ReplicaError
+from sglang_lite.fleet.router_client import RouterClient, RouterUnreachableError
+from sglang_lite.fleet.server_process import Endpoint, Launch
+from sglang_lite.fleet.spec import FleetSpec, Group, Role, flags_of
+
+logger = logging.getLogger(__name__)
+
+READY_LINE = "the fleet is ready"
+EXIT_WRONG_WORDS = 2
+"""Exit code of ``serve`` for options that can never work."""
+
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 60.0
+_MOST_FAILURES = 5
+_ROLL_ATTEMPTS = 3
+_HEALTH_SECONDS = 5.0
+_HEALTH_PAUSE = 0.1
+_LEAVE_SECONDS = 10.0
+"""Beyond the drain, until a server is killed."""
+
+
+class FleetError(Exception):
+    """The fleet cannot be what it is meant to be."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """A replica that serves."""
+
+    name: str
+    role: Role
+    replica: Replica
+    endpoint: Endpoint
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A place for one replica of a group.
+
+    Attributes:
+        lock: held by whoever changes ``current``.
+        registered: whether the router uses ``current``.
+        starts: attempts so far; part of the names of replicas.
+    """
+
+    group: Group
+    index: int
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    current: Placed | None = None
+    registered: bool = False
+    starts: int = 0
+
+    @property
+    def title(self) -> str:
+        """Of the place."""
+        return f"{self.group.title}-{self.index}"
+
+
+class Supervisor:
+    """Runs the replicas of ``spec`` on ``backend`` and tells ``router`` about them.
+
+    Args:
+        environment: variables for every replica, such as keys.
+
+    Attributes:
+        at_once: set to end without waiting for requests.
+        router_has_left: set when there is no router any more to be told anything.
+    """
+
+    def __init__(
+        self, spec: FleetSpec, backend: Backend, router: RouterClient, environment: dict[str, str] | None = None
+    ) -> None:
+        self._spec = spec
+        self._backend = backend
+        self._router = router
+        self._environment = environment or {}
+        self._served: set[str] = set()
+        self._changed = asyncio.Event()
+        self._complete = False
+        self.at_once = asyncio.Event()
+        self.router_has_left = False
+        self.slots = [Slot(group, index) for group in spec.replicas for index in range(group.count)]
+
+    async def run(self) -> None:
+        """Until cancelled; then every replica leaves the router, ends its requests and is gone.
+
+        Raises:
+            FleetError: a replica can never start.
+        """
+        timeout = aiohttp.ClientTimeout(total=_HEALTH_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout) as self._session:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for slot in self.slots:
+                        tasks.create_task(self._keep(slot))
+                    tasks.create_task(self._keep_registered())
+            except* FleetError as group:
+                raise group.exceptions[0] from None
+
+    async def roll(self, spec: FleetSpec) -> None:
+        """Replace all replicas by those of ``spec``, one after the other.
+
+        Raises:
+            FleetError: groups or counts differ from those that run, or a new replica does not start.
+        """
+        shapes = [[(group.title, group.role, group.count) for group in one.replicas] for one in (spec, self._spec)]
+        if shapes[0] != shapes[1]:
+            raise FleetError("names, roles and counts of the groups must stay as they are; restart the fleet")
+        before, self._spec = self._spec, spec
+        groups = {group.title: group for group in spec.replicas}
+        for slot in self.slots:
+            old_group, slot.group = slot.group, groups[slot.group.title]
+            try:
+                async with slot.lock:
+                    await self._replace(slot)
+            except FleetError:
+                self._spec, slot.group = before, old_group
+                raise
+
+    async def _replace(self, slot: Slot) -> None:
+        logger.info("%s is replaced", slot.title)
+        if not self._spec.surge:
+            await self._leave(slot)
+        fresh = await self._fill(slot, _ROLL_ATTEMPTS)
+        try:
+            await self._until_registered(fresh)
+        except BaseException:
+            await fresh.replica.kill()
+            raise
+        # Nothing waits here: from now on the slot owns the new one.
+        old, slot.current = slot.current, fresh
+        slot.registered = True
+        if old is not None:
+            await self._retire(old)
+
+    async def _keep(self, slot: Slot) -> None:
+        try:
+            while True:
+                async with slot.lock:
+                    if slot.current is None:
+                        self._take(slot, await self._fill(slot))
+                reason = await self._watch(slot)
+                async with slot.lock:
+                    lost = slot.current
+                    if lost is None:
+                        continue
+                    logger.warning("%s is lost: %s", lost.name, reason)
+                    slot.current, slot.registered, self._complete = None, False, False
+                    await self._forget(lost)
+                    await lost.replica.kill()
+        finally:
+            await self._leave(slot)
+
+    def _take(self, slot: Slot, placed: Placed) -> None:
+        slot.current, slot.registered = placed, False
+        self._served.add(slot.group.title)
+        self._changed.set()
+
+    async def _fill(self, slot: Slot, attempts: int | None = None) -> Placed:
+        """Start replicas until one serves.
+
+        Args:
+            attempts: None is without end, unless none of the group has ever served: five, or one with wrong options.
+
+        Raises:
+            FleetError: that many failed in a row.
+        """
+        failures, pause = 0, _FIRST_PAUSE
+        while True:
+            try:
+                return await self._bring_up(slot)
+            except ReplicaError as error:
+                failures += 1
+                most = attempts
+                if most is None and slot.group.title not in self._served:
+                    most = 1 if error.final else _MOST_FAILURES
+                if most is not None and failures >= most:
+                    raise FleetError(f"{slot.title} does not start: {error}") from None
+                logger.warning("%s did not start: %s; again in %.0f s", slot.title, error, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _bring_up(self, slot: Slot) -> Placed:
+        """Raises ReplicaError when the replica does not come to serve; nothing of it is left then."""
+        slot.starts += 1
+        name = f"{slot.title}-{slot.starts}"
+        replica = self._backend.place(self._launch(slot.group, name), slot.group.resources)
+        try:
+            endpoint = await replica.start()
+            logger.info("%s starts at %s", name, endpoint.url)
+            await self._until_healthy(replica, endpoint)
+        except BaseException:
+            await replica.kill()
+            raise
+        logger.info("%s serves at %s", name, endpoint.url)
+        return Placed(name, slot.group.role, replica, endpoint)
+
+    def _launch(self, group: Group, name: str) -> Launch:
+        spec = self._spec
+        return Launch(
+            name=name,
+            role=group.role,
+            flags=("--drain-timeout", str(spec.drain_seconds), *flags_of(spec.flags), *flags_of(group.flags)),
+            environment={**self._environment, **group.environment},
+            grace_seconds=spec.drain_seconds + _LEAVE_SECONDS,
+            log_directory=spec.log_directory,
+        )
+
+    async def _until_healthy(self, replica: Replica, endpoint: Endpoint) -> None:
+        deadline = time.monotonic() + self._spec.start_seconds
+        while not await self._is_healthy(endpoint):
+            code = await replica.exit_code()
+            if code is not None:
+                raise ReplicaError(f"the server exited with code {code}", final=code == EXIT_WRONG_WORDS)
+            if time.monotonic() > deadline:
+                raise ReplicaError(f"the server is not healthy after {self._spec.start_seconds} s")
+            await asyncio.sleep(_HEALTH_PAUSE)
+
+    async def _is_healthy(self, endpoint: Endpoint) -> bool:
+        try:
+            async with self._session.get(endpoint.url + "/health") as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
+
+    async def _watch(self, slot: Slot) -> str:
+        """Look at the slot's replica until something is wrong with it; returns what."""
+        healthy_at, looked_at = time.monotonic(), slot.current
+        while True:
+            await asyncio.sleep(self._spec.check_seconds)
+            async with slot.lock:
+                placed = slot.current
+                if placed is None:
+                    return "it was taken away"
+                if placed is not looked_at:
+                    healthy_at, looked_at = time.monotonic(), placed
+                try:
+                    code = await placed.replica.exit_code()
+                except ReplicaError as error:
+                    return str(error)
+                if code is not None:
+                    return f"the server exited with code {code}"
+                if await self._is_healthy(placed.endpoint):
+                    healthy_at = time.monotonic()
+                elif time.monotonic() - healthy_at > self._spec.unhealthy_seconds:
+                    return f"the server has not been healthy for {self._spec.unhealthy_seconds} s"
+
+    async def _keep_registered(self) -> None:
+        """Tell the router about replicas that it does not know, such as new ones, or all when it has restarted."""
+        unreachable = False
+        while True:
+            self._changed.clear()
+            try:
+                await self._register_all()
+                unreachable = False
+            except RouterUnreachableError as error:
+                if not unreachable:
+                    logger.warning("the router does not answer, trying on: %s", error)
+                unreachable = True
+            complete = all(slot.registered for slot in self.slots)
+            if complete and not self._complete:
+                logger.info("%s: %d replicas behind %s", READY_LINE, len(self.slots), self._router.url)
+            self._complete = complete
+            try:
+                # Until all are known to be used, look again soon.
+                async with asyncio.timeout(self._spec.check_seconds if complete else _HEALTH_PAUSE):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _register_all(self) -> None:
+        known = await self._router.workers()
+        for slot in self.slots:
+            placed = slot.current
+            if placed is None:
+                continue
+            worker = known.get(placed.endpoint.url)
+            slot.registered = worker is not None and bool(worker.get("is_registered", True))
+            if worker is None:
+                await self._router.add(placed.endpoint, placed.role)
+
+    async def _until_registered(self, placed: Placed) -> None:
+        """Until the router uses ``placed``, which it may have to be told."""
+        while True:
+            try:
+                worker = (await self._router.workers()).get(placed.endpoint.url)
+                if worker is not None and worker.get("is_registered", True):
+                    return
+                if worker is None:
+                    await self._router.add(placed.endpoint, placed.role)
+            except RouterUnreachableError as error:
+                logger.warning("the router does not answer, trying on: %s", error)
+            await asyncio.sleep(_HEALTH_PAUSE)
+
+    async def _forget(self, placed: Placed) -> None:
+        if self.router_has_left:
+            return
+        try:
+            await self._router.remove(placed.endpoint)
+        except RouterUnreachableError as error:
+            logger.warning("the router still has %s: %s", placed.name, error)
+
+    async def _leave(self, slot: Slot) -> None:
+        """Take the slot's replica away."""
+        placed, slot.current, slot.registered = slot.current, None, False
+        if placed is not None:
+            await self._retire(placed)
+
+    async def _retire(self, placed: Placed) -> None:
+        """A replica gets no new request, ends those that it has, and is gone."""
+        await self._forget(placed)
+        try:
+            await placed.replica.drain()
+            deadline = time.monotonic() + self._spec.drain_seconds + _LEAVE_SECONDS
+            while await placed.replica.exit_code() is None and not self.at_once.is_set():
+                if time.monotonic() > deadline:
+                    logger.warning("%s does not end: killing it", placed.name)
+                    break
+                await asyncio.sleep(_HEALTH_PAUSE)
+        except ReplicaError as error:
+            logger.warning("%s: %s", placed.name, error)
+        finally:
+            await placed.replica.kill()
+        logger.info("%s has left", placed.name)
