@@ -177,6 +177,7 @@ class RequestExtras(msgspec.Struct, frozen=True, kw_only=True):
     ``namespace`` separates prefix caches (cache salt, adapter); the empty string is the shared one.
     ``adapter_slot`` says where the request's low-rank adapter is loaded. ``grammar`` names a grammar that was sent
     before (``grammar.identity``); the empty string is none; it begins behind ``thinking``, where that is given.
+    ``num_resumed`` of the request's tokens, the last ones, are output that another server has sent already.
     ``transfer`` says whose KV it waits for, or who waits for its, under prefill/decode disaggregation. ``tenant`` is
     who pays for the request under fair scheduling, and ``tenant_weight`` (> 0) the share that tenant has a right to.
     """
@@ -191,6 +192,7 @@ class RequestExtras(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     tenant_weight: float = 1.0
     transfer: TransferParams | None = None
+    num_resumed: int = 0
 
 
 EMPTY_EXTRAS = RequestExtras()
@@ -236,6 +238,12 @@ class RequestColumns:
     timeout: Float32Array
     token_ids: Int32Array
     extras: dict[int, RequestExtras] = field(default_factory=dict)
+
+    def resumed(self, index: int) -> list[int]:
+        """The output that request ``index`` resumes."""
+        end = int(self.num_tokens[: index + 1].sum(dtype=np.int64))
+        resumed: list[int] = self.token_ids[end - self.extras[index].num_resumed : end].tolist()
+        return resumed
 
     def __len__(self) -> int:
         return len(self.key)

@@ -35,7 +35,7 @@ def build_columns(submissions: Sequence[Submission], default_timeout: float = 0.
     prompts = [submission.prompt for submission in submissions]
     extras = {}
     for index, submission in enumerate(submissions):
-        extra = _extras(submission.request, submission.adapter, submission.grammar)
+        extra = _extras(submission.request, submission.adapter, submission.grammar, submission.prompt.num_resumed)
         if extra != EMPTY_EXTRAS:
             extras[index] = extra
     return RequestColumns(
@@ -61,7 +61,9 @@ def build_columns(submissions: Sequence[Submission], default_timeout: float = 0.
     )
 
 
-def _extras(request: GenerateRequest, adapter: LoadedAdapter | None, grammar: str) -> RequestExtras:
+def _extras(
+    request: GenerateRequest, adapter: LoadedAdapter | None, grammar: str, num_resumed: int
+) -> RequestExtras:
     return RequestExtras(
         stop_token_ids=() if request.sampling.ignore_eos else request.sampling.stop_token_ids,
         logit_bias=request.sampling.logit_bias or None,
@@ -70,6 +72,7 @@ def _extras(request: GenerateRequest, adapter: LoadedAdapter | None, grammar: st
         grammar=grammar,
         thinking=request.sampling.thinking if grammar else None,
         token_ids_logprob=request.token_ids_logprob if request.return_logprob else (),
+        num_resumed=num_resumed,
         tenant=request.tenant,
         tenant_weight=request.tenant_weight,
         transfer=request.transfer,

@@ -254,20 +254,24 @@ class EngineCore:
 
     def _admit(self, columns: RequestColumns, now: float) -> None:
         """Admit requests; those with a grammar get a matcher of it."""
-        matchers, missing = {}, []
+        matchers, missing, unfit = {}, [], []
         for index, extras in columns.extras.items():
             if not extras.grammar:
                 continue
             matcher = None if self._grammars is None else self._grammars.matcher(extras.grammar)
             if matcher is None:
                 missing.append(int(columns.key[index]))
-            else:
-                matchers[index] = behind_thinking(matcher, extras.thinking)
+                continue
+            matchers[index] = behind_thinking(matcher, extras.thinking)
+            if extras.num_resumed and not all(map(matchers[index].accept, columns.resumed(index))):
+                unfit.append(int(columns.key[index]))
         if self._role is not None:
             self._role.admitting(columns)
         self._scheduler.admit(columns, now, matchers)
         if missing:
             self._scheduler.reject(missing, "the engine does not have the request's grammar any more; send it again")
+        if unfit:
+            self._scheduler.reject(unfit, "resume_from holds tokens that the request's grammar does not allow")
         if self._role is not None:
             self._role.admitted(columns)
 

@@ -11,18 +11,27 @@ from sglang_lite.engine.info import EngineInfo
 from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.types import Int32Array, RequestError
 
+RESUMED_FIELD = "resume_from"
+
 
 @dataclass(slots=True, frozen=True)
 class PreparedPrompt:
     """A prompt that fits.
 
     Attributes:
-        token_ids: int32[T], T >= 1.
-        max_new_tokens: already limited to the context and the pool.
+        token_ids: int32[T], T >= 1; behind the prompt, what the request resumes.
+        max_new_tokens: already limited to the context and the pool; counts what the request resumes.
+        num_resumed: tokens that it resumes.
     """
 
     token_ids: Int32Array
     max_new_tokens: int
+    num_resumed: int = 0
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.token_ids) - self.num_resumed
 
 
 def prepare_prompt(
@@ -51,7 +60,15 @@ def prepare_prompt(
     max_new_tokens = _limited_output(
         len(prompt), request.sampling.max_new_tokens, info, allow_auto_truncate=allow_auto_truncate
     )
-    return PreparedPrompt(prompt, max_new_tokens)
+    resumed = request.resumed_ids
+    if not resumed:
+        return PreparedPrompt(prompt, max_new_tokens)
+    output = _checked_ids(resumed, info.vocab_size, RESUMED_FIELD)
+    if len(output) >= max_new_tokens:
+        raise RequestError(
+            f"{RESUMED_FIELD} has {len(output)} tokens, but the output may have {max_new_tokens}", field=RESUMED_FIELD
+        )
+    return PreparedPrompt(np.concatenate((prompt, output)), max_new_tokens, len(output))
 
 
 def _check_length(request: GenerateRequest, prompt_tokens: int, info: EngineInfo) -> None:

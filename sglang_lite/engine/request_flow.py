@@ -104,6 +104,8 @@ class RequestFlow:
             state = live.state = self._submit(live, token_ids, grammar)
             waited = {"tokenization": tokenized - arrived, "grammar": state.received_at - tokenized}
             state.preparation = waited
+            for output in self.processor.repeated(state):
+                yield output
             reader: RequestReader = state.waiter
             while True:
                 await reader.wait()
@@ -192,7 +194,7 @@ class RequestFlow:
         request = live.request
         prompt = prepare_prompt(request, token_ids, self._info, allow_auto_truncate=self._config.allow_auto_truncate)
         key = next(self._keys)
-        state = self.processor.add(key, request, len(prompt.token_ids), time.time())
+        state = self.processor.add(key, request, prompt.num_prompt, time.time())
         state.waiter = RequestReader()
         if live.aborted:
             state.finish_reason = abort_reason("Abort in waiting queue")
@@ -279,6 +281,8 @@ def _notify(states: Sequence[SequenceState]) -> None:
 def _raise_if_refused(output: GenerationOutput) -> None:
     """A request that the engine refused never ran: that is an error of the call, not a result."""
     reason = output.finish_reason
-    if reason is None or reason.type != "abort" or output.output_ids or reason.status_code not in REFUSING_STATUSES:
+    if reason is None or reason.type != "abort" or reason.status_code not in REFUSING_STATUSES:
+        return
+    if len(output.output_ids) > output.resumed_tokens:
         return
     raise RequestError(reason.message or "the request was refused", status=reason.status_code)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang_lite.frontend.detokenizer import IncrementalDetokenizer
@@ -39,6 +39,7 @@ class SequenceState:
         timeline, preparation: where the time went, as in ``GenerationOutput``.
         parts: stable text so far, in pieces.
         wake_every: output tokens between two notices to a streaming reader.
+        resumed: the snapshots that the request resumes.
     """
 
     key: int
@@ -63,6 +64,7 @@ class SequenceState:
     parts: list[str] = field(default_factory=list)
     wake_at: int = 1
     has_news: bool = False
+    resumed: list[GenerationOutput] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -105,7 +107,8 @@ class OutputProcessor:
         """Start a sequence.
 
         Raises:
-            RequestError: text stops were asked for and there is no tokenizer to make text with.
+            RequestError: text stops were asked for and there is no tokenizer to make text with, or what the request
+                resumes holds one.
         """
         sampling = request.sampling
         detokenizer: IncrementalDetokenizer | None = None
@@ -130,8 +133,29 @@ class OutputProcessor:
             stop=stop,
             wake_every=max(1, sampling.stream_interval or self._stream_interval),
         )
+        if request.resumed:
+            self._resume(state)
         self._states[key] = state
         return state
+
+    def repeated(self, state: SequenceState) -> list[GenerationOutput]:
+        """The snapshots that another server has shown of this sequence; none where it begins here."""
+        return state.resumed
+
+    def _resume(self, state: SequenceState) -> None:
+        """Bring a new sequence to where another server was, portion by portion."""
+        ids = state.request.resumed_ids
+        for portion in state.request.resumed:
+            for token in portion:
+                state.output_ids.append(token)
+                self._show(state, token)
+            if state.finish_reason is not None:
+                raise RequestError(
+                    f"resume_from: its text holds the stop {state.finish_reason.matched!r}: the output had ended",
+                    field="resume_from",
+                )
+            state.resumed.append(replace(self.snapshot(state), output_ids=ids, resumed_tokens=len(ids)))
+        state.wake_at = len(ids) + 1
 
     def get(self, key: int) -> SequenceState | None:
         return self._states.get(key)
@@ -152,11 +176,10 @@ class OutputProcessor:
             if state is None or state.finish_reason is not None:
                 continue
             if token >= 0:
-                ids = state.output_ids
-                if not ids:
+                if state.first_token_at is None:
                     state.first_token_at = now
                     state.cached_tokens = int(frame.cached_tokens[index])
-                ids.append(token)
+                state.output_ids.append(token)
             if code:
                 self._end(state, frame, index, now)
                 touched.append(state)
@@ -212,6 +235,7 @@ class OutputProcessor:
             completion_tokens=len(state.output_ids),
             cached_tokens=state.cached_tokens,
             retractions=state.retractions,
+            resumed_tokens=state.resumed[-1].resumed_tokens if state.resumed else 0,
             input_logprobs=state.input_logprobs,
             output_logprobs=state.output_logprobs,
             hidden_states=state.hidden_states,

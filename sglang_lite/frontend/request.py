@@ -30,6 +30,8 @@ class GenerateRequest:
         turn: its place in a session, None without one.
         transfer: where its KV comes from or goes to, on a prefill or decode server.
         tenant, tenant_weight: who pays for it under fair scheduling, and that tenant's share.
+        resumed: output that another server has sent already, in the portions in which it was sent; the first
+            snapshots repeat them.
     """
 
     request_id: str
@@ -54,10 +56,16 @@ class GenerateRequest:
     tenant: str = ""
     tenant_weight: float = 1.0
     transfer: TransferParams | None = None
+    resumed: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt_field:
             self.prompt_field = "text" if self.input_ids is None else "input_ids"
+
+    @property
+    def resumed_ids(self) -> list[int]:
+        """``resumed`` without its portions."""
+        return [token for portion in self.resumed for token in portion]
 
 
 @dataclass(slots=True, frozen=True)
@@ -119,6 +127,7 @@ class GenerationOutput:
         text: stable output text so far.
         output_ids: all output tokens so far (a live list: do not modify, remember lengths instead).
         completion_tokens: output tokens counted, the end token included.
+        resumed_tokens: of these, the ones that another server made.
         cached_tokens: prompt tokens served from the prefix cache.
         input_logprobs, output_logprobs: when asked for.
         hidden_states: float32[P, H] blocks of the states behind the scored positions, in their order (the first prompt
@@ -135,6 +144,7 @@ class GenerationOutput:
     completion_tokens: int
     cached_tokens: int
     retractions: int = 0
+    resumed_tokens: int = 0
     input_logprobs: list[TokenLogprobs] = field(default_factory=list)
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     hidden_states: list[Float32Array] = field(default_factory=list)

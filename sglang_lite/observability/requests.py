@@ -30,6 +30,8 @@ class SnapshotLike(Protocol):
     @property
     def completion_tokens(self) -> int: ...
     @property
+    def resumed_tokens(self) -> int: ...
+    @property
     def cached_tokens(self) -> int: ...
     @property
     def finish_reason(self) -> FinishLike | None: ...
@@ -163,7 +165,7 @@ class RequestTracker:
     def observe(self, output: SnapshotLike) -> None:
         """Take note of a snapshot."""
         self._last = output
-        new_tokens = output.completion_tokens - self._tokens
+        new_tokens = output.completion_tokens - max(self._tokens, output.resumed_tokens)
         if new_tokens <= 0:
             return
         now = time.time()
@@ -197,18 +199,20 @@ class RequestTracker:
             return
         self._series.requests.inc()
         self._series.end_to_end.observe(seconds)
-        if self._tokens > 1:
+        made = self._tokens - (self._last.resumed_tokens if self._last is not None else 0)
+        if made > 1:
             seconds = max(0.0, self._last_at - self._first_at)
-            self._series.time_per_output_token.observe(seconds / (self._tokens - 1))
+            self._series.time_per_output_token.observe(seconds / (made - 1))
 
     def _count_tokens(self, output: SnapshotLike) -> None:
         series, native = self._series, self._series.native
         series.prompt_tokens.inc(output.prompt_tokens)
-        series.generation_tokens.inc(output.completion_tokens)
+        made = output.completion_tokens - output.resumed_tokens
+        series.generation_tokens.inc(made)
         series.cached_tokens.inc(output.cached_tokens)
         native.prompt_tokens.inc(output.prompt_tokens)
-        native.generation_tokens.inc(output.completion_tokens)
+        native.generation_tokens.inc(made)
         native.cached_tokens.inc(output.cached_tokens)
         series.prompt_sizes.observe(output.prompt_tokens)
         series.uncached_prompt_sizes.observe(max(0, output.prompt_tokens - output.cached_tokens))
-        series.generation_sizes.observe(output.completion_tokens)
+        series.generation_sizes.observe(made)

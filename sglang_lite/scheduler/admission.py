@@ -44,9 +44,10 @@ def admit(state: SchedulerState, columns: RequestColumns, now: float, matchers: 
             state.outbox.add_rejected(key, *rejection)
             state.counters.finished[rejection[0]] += 1
             continue
-        if limits[index] > state.config.max_sequence_tokens - len(tokens):
+        room = state.config.max_sequence_tokens - len(tokens) + extras.num_resumed
+        if limits[index] > room:
             # Never plan beyond the context length or the pool: such a request ends with LENGTH there.
-            params["max_new_tokens"][index] = state.config.max_sequence_tokens - len(tokens)
+            params["max_new_tokens"][index] = room
         state.next_order += 1
         request = Request(
             params[index], special[index], tokens, state.next_order, now, extras, matchers.get(index), reading

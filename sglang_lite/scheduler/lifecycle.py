@@ -30,9 +30,9 @@ def run(state: SchedulerState, request: Request, prefix: PrefixUse, own: Int32Ar
         state.queue.tenants.start(request.tenant, own_tokens)
     request.target = len(request.tokens)
     if request.cached_tokens < 0:
-        request.cached_tokens = prefix.reported
+        request.cached_tokens = min(prefix.reported, request.prompt_length)
         state.counters.prompt_tokens += request.prompt_length
-        state.counters.cached_tokens += prefix.reported
+        state.counters.cached_tokens += request.cached_tokens
     request.timeline.start(now, state.waits, first=request.started is None)
     if request.started is None:
         request.started = now

@@ -101,8 +101,8 @@ class Request:
         order: arrival number; the smaller, the older.
         params: ``PARAMETER_DTYPE`` record.
         extras: the rare parts.
-        tokens: int32[], all known tokens while the request has no row (the prompt, and after a preemption the
-            output so far); empty while it has one, because then the table holds them.
+        tokens: int32[], all known tokens while the request has no row (the prompt, and after a preemption or on
+            another server the output so far); empty while it has one, because then the table holds them.
         prompt_length: tokens of the prompt.
         target: tokens to compute before the next token can be drawn.
         planned, computed: tokens of the target whose computation is planned / committed.
@@ -176,7 +176,8 @@ class Request:
         self.tokens = tokens
         self.order = order
         self.arrival = arrival
-        self.prompt_length = self.target = len(tokens)
+        self.target = len(tokens)
+        self.prompt_length = len(tokens) - extras.num_resumed
         self.planned = 0
         self.computed = 0
         self.scored = int(params["logprob_start"]) if special & Special.LOGPROBS else -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -46,6 +46,7 @@ from sglang_lite.server.openai_common import (
     total_usage,
 )
 from sglang_lite.server.openai_logprobs import chat_logprobs
+from sglang_lite.server.resumable import take_over
 from sglang_lite.server.sequences import build_sequences
 from sglang_lite.server.session_turns import session_turns
 from sglang_lite.server.text_length import refuse_endless_texts
@@ -229,6 +230,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     raw = await read_object(request)
     call = await off_loop(request, read_call, context, raw, request.headers)
     parse_body(raw, ChatBody)
+    identity, created = take_over(request, raw, call.sequences, call.identity, call.created)
+    call = replace(call, identity=identity, created=created)
     await refuse_endless_texts(context, call.sequences)
     async with session_turns(context, raw, call.sequences, call.choices):
         if call.options.stream:

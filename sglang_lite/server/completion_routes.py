@@ -35,6 +35,7 @@ from sglang_lite.server.openai_common import (
 )
 from sglang_lite.server.openai_logprobs import completion_logprobs
 from sglang_lite.server.prompts import prompt_fields, read_prompts
+from sglang_lite.server.resumable import take_over
 from sglang_lite.server.sequences import Prompt, build_sequences
 from sglang_lite.server.session_turns import read_session_params, session_turns
 from sglang_lite.server.text_length import refuse_endless_texts
@@ -263,6 +264,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     raw = await read_object(request)
     call = read_call(context, raw, request.headers)
     parse_body(raw, CompletionBody)
+    identity, created = take_over(request, raw, call.sequences, call.identity, call.created)
+    call = replace(call, identity=identity, created=created)
     await refuse_endless_texts(context, call.sequences)
     async with session_turns(context, raw, call.sequences, call.choices):
         if call.options.stream:

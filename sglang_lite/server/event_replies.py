@@ -11,6 +11,7 @@ from aiohttp import web
 from sglang_lite.frontend.request import GenerationOutput
 from sglang_lite.server.errors import stream_error
 from sglang_lite.server.generation import MergedStream
+from sglang_lite.server.resumable import MARKS, reply_resumable
 from sglang_lite.server.sse import EventStream
 from sglang_lite.types import RequestError
 
@@ -40,6 +41,8 @@ async def reply_with_events(request: web.Request, merged: MergedStream, writer: 
         RequestError: the request failed before anything was sent.
         ConnectionError: the client left; the sequences are aborted.
     """
+    if MARKS in request:
+        return await reply_resumable(request, merged, writer, _failure_event)
     started = False
     async with EventStream(request) as stream, merged:
         try:

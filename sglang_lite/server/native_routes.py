@@ -14,8 +14,10 @@ from sglang_lite.server.errors import json_response
 from sglang_lite.server.event_replies import reply_with_events
 from sglang_lite.server.explain_routes import wants_explanation
 from sglang_lite.server.generation import MergedStream, collect
+from sglang_lite.server.identity import Identity
 from sglang_lite.server.native_format import NativeFormat, NativeWriter
 from sglang_lite.server.native_parse import read_call
+from sglang_lite.server.resumable import take_over
 from sglang_lite.server.session_turns import session_turns
 from sglang_lite.server.text_length import refuse_endless_texts
 
@@ -31,6 +33,8 @@ async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamRespon
     context = context_of(request)
     call = read_call(context, body, request.headers)
     parse_body(body, GenerateBody)
+    name = call.requests[0].request_id
+    call.requests[0].request_id = take_over(request, body, call.requests, Identity(name, name), 0)[0].shown
     await refuse_endless_texts(context, call.requests)
     form = NativeFormat(
         tokenizer=context.engine.tokenizer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ from sglang_lite.server.errors import encode_json
 from sglang_lite.server.stalled_reader import StalledReaderWatch
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_NO_MORE: Mapping[str, str] = {}
 _DONE = b"data: [DONE]\n\n"
 _BACKLOG_BYTES = 16 * 1024
 """Unsent bytes, in the process and in the kernel each, beyond which a stream waits for its reader."""
@@ -27,9 +29,9 @@ class EventStream:
     manager.
     """
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(self, request: web.Request, headers: Mapping[str, str] = _NO_MORE) -> None:
         self._request = request
-        self._response = web.StreamResponse(headers=_HEADERS)
+        self._response = web.StreamResponse(headers={**_HEADERS, **headers})
         self._response.content_type = "text/event-stream"
         self._watch: StalledReaderWatch | None = None
 
@@ -64,6 +66,14 @@ class EventStream:
         """
         data = value if type(value) is bytes else encode_json(value)
         await self._write(b"data: %b\n\n" % data)
+
+    async def send_bytes(self, frames: bytes) -> None:
+        """Send whole events as they are.
+
+        Raises:
+            ConnectionError: the reader is gone.
+        """
+        await self._write(frames)
 
     async def send_named(self, name: str, data: bytes) -> None:
         """Send one event with a name; ``data`` is JSON.
