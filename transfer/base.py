@@ -218,6 +218,14 @@ class Peer(Protocol):
         """False once it is known to be gone; true says little."""
 
 
+class Fence(Protocol):
+    """Shuts a sender out; see ``KVTransport.fence``."""
+
+    @property
+    def quiesced(self) -> bool:
+        """No byte of what was submitted before the fence can land any more. Never blocks."""
+
+
 class KVTransport(Protocol):
     """Moves spans of registered memory. Used by one thread, except where said."""
 
@@ -237,8 +245,22 @@ class KVTransport(Protocol):
             TransferError: it overlaps a registered region, is empty, or lies where this transport cannot reach.
         """
 
-    def describe(self) -> bytes:
-        """A ``Description``, msgpack; send it to the peer, which passes it to ``connect``."""
+    def describe(self, reader: str = "") -> bytes:
+        """A ``Description``, msgpack; send it to the peer, which passes it to ``connect``.
+
+        Args:
+            reader: instance of that peer, where it may have been fenced off.
+        """
+
+    def fence(self, sender: str) -> Fence | None:
+        """Refuse what a sender submits with all that it was told until now; another ``describe`` lets it in again.
+
+        Args:
+            sender: its instance.
+
+        Returns:
+            None: the receiving side of this transport has no say in what is written.
+        """
 
     def connect(self, description: bytes) -> Peer:
         """Know a peer. The same instance again refreshes what is known of its regions.

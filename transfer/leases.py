@@ -83,9 +83,10 @@ class Lease:
         self._release(self)
         self.is_open = False
 
-    def remote(self) -> RemoteRegion:
-        """How the peer sees it."""
-        return RemoteRegion(self.region_id, self.generation, self.addr, self.length, self.location)
+    def remote(self, fence: int) -> RemoteRegion:
+        """How a peer sees it that was last shut out at generation ``fence`` (0 for never)."""
+        generation = max(self.generation, fence)
+        return RemoteRegion(self.region_id, generation, self.addr, self.length, self.location)
 
 
 class RegionTable:
@@ -125,18 +126,22 @@ class RegionTable:
         self._leases[number] = lease
         return lease
 
-    def find(self, region_id: int, generation: int) -> Lease | None:
-        """The open region with that id and generation."""
+    def find(self, region_id: int, generation: int, fence: int) -> Lease | None:
+        """The open region with that id and generation, for a peer that was last shut out at ``fence``."""
         lease = self._leases.get(region_id)
-        return lease if lease is not None and lease.generation == generation else None
+        return lease if lease is not None and max(lease.generation, fence) == generation else None
+
+    def next_generation(self) -> int:
+        """Above all that were given out."""
+        return next(self._ids)
 
     def open_leases(self) -> list[Lease]:
         """All of them."""
         return list(self._leases.values())
 
-    def remote(self) -> list[RemoteRegion]:
-        """How a peer sees them."""
-        return [lease.remote() for lease in self._leases.values()]
+    def remote(self, fence: int = 0) -> list[RemoteRegion]:
+        """How a peer sees them that was last shut out at generation ``fence``."""
+        return [lease.remote(fence) for lease in self._leases.values()]
 
     def _forget(self, lease: Lease) -> None:
         self._unregister(lease)

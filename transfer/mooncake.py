@@ -21,6 +21,7 @@ from sglang_lite.transfer.base import (
     HOST,
     Capabilities,
     Description,
+    Fence,
     Peer,
     RegionLease,
     RemoteRegion,
@@ -92,8 +93,9 @@ class MooncakeTransport:
         """See ``base.KVTransport.register``."""
         return self._regions.open(addr, length, location)
 
-    def describe(self) -> bytes:
+    def describe(self, reader: str = "") -> bytes:
         """See ``base.KVTransport.describe``."""
+        del reader
         session = msgspec.msgpack.encode(Session(self._session, self.control.describe()))
         host, _, port = self._session.rpartition(":")
         version = self._capabilities.version
@@ -119,6 +121,11 @@ class MooncakeTransport:
         peer = MooncakePeer(self.engine, told, session, control, self.send_note)
         self._peers[told.instance] = peer
         return peer
+
+    def fence(self, sender: str) -> Fence | None:
+        """See ``base.KVTransport.fence``: memory that is registered again has its old address."""
+        del sender
+        return None
 
     def disconnect(self, peer: Peer) -> None:
         """See ``base.KVTransport.disconnect``."""

@@ -24,6 +24,7 @@ from sglang_lite.transfer.base import (
     HOST,
     Capabilities,
     Description,
+    Fence,
     Outcome,
     Peer,
     RegionLease,
@@ -103,8 +104,9 @@ class NixlTransport:
         """See ``base.KVTransport.register``."""
         return self._regions.open(addr, length, location)
 
-    def describe(self) -> bytes:
+    def describe(self, reader: str = "") -> bytes:
         """See ``base.KVTransport.describe``."""
+        del reader
         with self._lock:
             metadata = bytes(self._agent.get_agent_metadata())
         version = self._capabilities.version
@@ -127,6 +129,11 @@ class NixlTransport:
             peer.description = told
             self._peers[told.instance] = peer
         return peer
+
+    def fence(self, sender: str) -> Fence | None:
+        """See ``base.KVTransport.fence``: the sender writes, also into memory that is not registered."""
+        del sender
+        return None
 
     def disconnect(self, peer: Peer) -> None:
         """See ``base.KVTransport.disconnect``."""

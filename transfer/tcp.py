@@ -19,6 +19,7 @@ from sglang_lite.transfer.base import (
     HOST,
     Capabilities,
     Description,
+    Fence,
     Peer,
     RegionLease,
     RemoteRegion,
@@ -33,6 +34,9 @@ from sglang_lite.transfer.tcp_wire import CALL_SECONDS, MAX_SPANS
 
 ENGINE = "tcp"
 VERSION = "1"
+
+MOST_FENCES = 1 << 16
+"""Senders that were shut out once: forgetting one would make what it knew valid again."""
 
 _CAPABILITIES = Capabilities(
     engine=ENGINE,
@@ -61,6 +65,7 @@ class TcpTransport:
         self._numbers = itertools.count(1)
         self._peers: dict[str, TcpPeer] = {}
         self._notes: collections.deque[tuple[str, bytes]] = collections.deque()
+        self._fences: dict[str, int] = {}
         self._closed = False
         self._receiver = Receiver(host, self.instance, self._acquire, self._release, self._deliver)
 
@@ -73,10 +78,10 @@ class TcpTransport:
         with self._lock:
             return GuardedLease(self._regions.open(addr, length, location), self._lock)
 
-    def describe(self) -> bytes:
+    def describe(self, reader: str = "") -> bytes:
         """See ``base.KVTransport.describe``."""
         with self._lock:
-            regions = self._regions.remote()
+            regions = self._regions.remote(self._fences.get(reader, 0))
         return msgspec.msgpack.encode(
             Description(ENGINE, VERSION, self.instance, self._host, self._receiver.port, b"", regions)
         )
@@ -90,6 +95,14 @@ class TcpTransport:
         else:
             peer.description = told
         return peer
+
+    def fence(self, sender: str) -> Fence | None:
+        """See ``base.KVTransport.fence``: generations that the sender knows become void, its connections end."""
+        with self._lock:
+            if sender not in self._fences and len(self._fences) >= MOST_FENCES:
+                return None
+            self._fences[sender] = self._regions.next_generation()
+        return self._receiver.expel(sender)
 
     def disconnect(self, peer: Peer) -> None:
         """See ``base.KVTransport.disconnect``."""
@@ -134,9 +147,9 @@ class TcpTransport:
             if not lease.num_users:
                 lease.close()
 
-    def _acquire(self, region_id: int, generation: int, user: object) -> Lease | None:
+    def _acquire(self, sender: str, region_id: int, generation: int, user: object) -> Lease | None:
         with self._lock:
-            lease = self._regions.find(region_id, generation)
+            lease = self._regions.find(region_id, generation, self._fences.get(sender, 0))
             if lease is not None:
                 lease.use(user)
             return lease

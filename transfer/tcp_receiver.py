@@ -36,13 +36,40 @@ _SCRATCH_BYTES = 1 << 18
 _GREETING_SECONDS = 5.0
 
 
+class _Connection:
+    """One sender's connection, and the thread that serves it."""
+
+    def __init__(self, sock: socket.socket, ends: threading.Event) -> None:
+        self.sock = sock
+        self.sender = ""
+        self.thread: threading.Thread | None = None
+        self.is_expelled = False
+        self._ends = ends
+
+    def is_ending(self) -> bool:
+        """Nothing more is to be read from it."""
+        return self.is_expelled or self._ends.is_set()
+
+
+class Expulsion:
+    """See ``base.Fence``."""
+
+    def __init__(self, threads: list[threading.Thread]) -> None:
+        self._threads = threads
+
+    @property
+    def quiesced(self) -> bool:
+        """See ``base.Fence.quiesced``."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+
 class Receiver:
     """Listens, and writes what peers send into open regions.
 
     Args:
         host: address to listen at.
         instance: who this is; a sender that looks for somebody else is sent away.
-        acquire: (region, generation, user) -> the open lease, in use by that user until it leaves, or None.
+        acquire: (sender, region, generation, user) -> the open lease, in use by that user until it leaves, or None.
         release: the user leaves the lease.
         deliver: takes (instance of the sender, notification) of a transfer that has arrived.
     """
@@ -51,7 +78,7 @@ class Receiver:
         self,
         host: str,
         instance: str,
-        acquire: Callable[[int, int, object], Lease | None],
+        acquire: Callable[[str, int, int, object], Lease | None],
         release: Callable[[Lease, object], None],
         deliver: Callable[[str, bytes], None],
     ) -> None:
@@ -61,7 +88,7 @@ class Receiver:
         self._deliver = deliver
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._threads: set[threading.Thread] = set()
+        self._connections: set[_Connection] = set()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self._listener.settimeout(CALL_SECONDS)
@@ -74,9 +101,18 @@ class Receiver:
         self._closing.set()
         self._thread.join()
         with self._lock:
-            threads = list(self._threads)
+            threads = [connection.thread for connection in self._connections]
         for thread in threads:
-            thread.join()
+            if thread is not None:
+                thread.join()
+
+    def expel(self, sender: str) -> Expulsion:
+        """End the connections of a sender. What it submits over another one is checked as ever."""
+        with self._lock:
+            connections = [connection for connection in self._connections if connection.sender == sender]
+            for connection in connections:
+                connection.is_expelled = True
+        return Expulsion([connection.thread for connection in connections if connection.thread is not None])
 
     def _listen(self) -> None:
         with self._listener:
@@ -90,30 +126,35 @@ class Receiver:
                     self._closing.wait(CALL_SECONDS)
                     continue
                 with self._lock:
-                    if len(self._threads) >= _MOST_CONNECTIONS:
+                    if len(self._connections) >= _MOST_CONNECTIONS:
                         sock.close()
                         continue
+                    connection = _Connection(sock, self._closing)
                     thread = threading.Thread(
-                        target=self._serve, args=(sock,), name="tcp transfer receiver", daemon=True
+                        target=self._serve, args=(connection,), name="tcp transfer receiver", daemon=True
                     )
-                    self._threads.add(thread)
-                thread.start()
+                    connection.thread = thread
+                    self._connections.add(connection)
+                    thread.start()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, connection: _Connection) -> None:
+        sock = connection.sock
         try:
             with sock:
                 sock.settimeout(_GREETING_SECONDS)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sender = self._greet(sock)
                 if sender is not None:
+                    with self._lock:
+                        connection.sender = sender
                     sock.settimeout(CALL_SECONDS)
                     while True:
-                        self._receive(sock, sender)
+                        self._receive(connection)
         except (Gone, Stopped):
             pass  # the sender hears of it by the end of the connection
         finally:
             with self._lock:
-                self._threads.discard(threading.current_thread())
+                self._connections.discard(connection)
 
     def _greet(self, sock: socket.socket) -> str | None:
         """The instance of the sender; None when it means somebody else. Ends a connection that says nothing."""
@@ -131,29 +172,30 @@ class Receiver:
             return None
         return bytes(data[len(MAGIC) : len(MAGIC) + INSTANCE_BYTES]).decode("ascii", "replace")
 
-    def _receive(self, sock: socket.socket, sender: str) -> None:
+    def _receive(self, connection: _Connection) -> None:
         """One transfer. Its bytes are read whatever is wrong with it, so that the next one can follow."""
-        header = Header.decode(receive_bytes(sock, HEADER.size, self._closing.is_set))
-        notify = bytes(receive_bytes(sock, header.notify_bytes, self._closing.is_set))
-        raw = receive_bytes(sock, 16 * header.num_spans, self._closing.is_set)
+        sock, sender, is_ending = connection.sock, connection.sender, connection.is_ending
+        header = Header.decode(receive_bytes(sock, HEADER.size, is_ending))
+        notify = bytes(receive_bytes(sock, header.notify_bytes, is_ending))
+        raw = receive_bytes(sock, 16 * header.num_spans, is_ending)
         spans: Int64Array = np.frombuffer(raw, dtype="<i8").reshape(-1, 2).astype(np.int64)
         if len(spans) and int(spans[:, 1].min()) < 1:
             raise Gone("a span without bytes")
         user = object()
-        lease = self._acquire(header.region_id, header.generation, user)
+        lease = self._acquire(sender, header.region_id, header.generation, user)
         try:
             accepted = lease is not None and not len(outside(spans[:, 0], spans[:, 1], lease.length))
             if accepted and lease is not None:
-                receive_all(sock, _targets(lease, spans), self._closing.is_set)
+                receive_all(sock, _targets(lease, spans), is_ending)
             else:
-                receive_all(sock, _nowhere(spans), self._closing.is_set)
+                receive_all(sock, _nowhere(spans), is_ending)
         finally:
             if lease is not None:
                 self._release(lease, user)
         if accepted and notify:
             self._deliver(sender, notify)
         answer = ACK.pack(header.transfer, ACCEPTED if accepted else REFUSED)
-        send_all(sock, iter([memoryview(answer)]), self._closing.is_set)
+        send_all(sock, iter([memoryview(answer)]), is_ending)
 
 
 def _targets(lease: Lease, spans: Int64Array) -> Iterator[memoryview]:

@@ -45,7 +45,7 @@ class DecodeEndings:
                 self.refuse(session.rid, session.params, message)
             return
         session.state = State.FAILED
-        session.why = message
+        session.why, session.over_since = message, self._worker.loop.time()
         self._table.quarantine(session)
         self.report(session, status, reason, message, False)
         self.send_abort(session)
@@ -78,9 +78,7 @@ class DecodeEndings:
                 return
             address = await self.directory.find(session.params, 0.0, must_fit=False)
             link = worker.link_to(address.rank_ip, address.rank_port, address.instance or "")
-            if not link.users:
-                link.last_heard = worker.loop.time()
-            link.users.add(session.key)
+            link.begin(session.key, worker.loop.time())
             session.link = link
             self.send_abort(session)
         except (HandshakeError, OSError) as error:
@@ -98,13 +96,41 @@ class DecodeEndings:
         who = (session.params.room, worker.place.host, worker.port, session.generation, worker.instance)
         session.link.send(wire.Abort(*who, session.why[:1000], session.link.instance).frames())
 
-    def send_again(self, now: float) -> None:
-        """Aborts that nobody answered."""
+    def look_after(self, now: float) -> None:
+        """Sessions in quarantine: send aborts again, and shut out prefill ranks whose hosts have vanished."""
         worker = self._worker
-        for session in list(self._table.over.values()):
-            if session.link is not None and now - session.request_sent > worker.options.resend:
+        over = [session for session in self._table.over.values() if session.link is not None]
+        for link in {session.link for session in over if session.link is not None and session.link.is_lost}:
+            waiting = [session for session in over if session.link is link and session.fence is None]
+            if waiting:
+                self._shut_out(link, waiting, now)
+        for session in over:
+            if session.fence is not None and session.fence.quiesced:
+                self._rest(session)
+            elif now - session.request_sent > worker.options.resend and session.key in self._table.over:
                 worker.counts["retries"] += 1
                 self.send_abort(session)
+
+    def _shut_out(self, link: Link, sessions: list[DecodeSession], now: float) -> None:
+        worker = self._worker
+        fence = worker.transport.fence(link.instance) if link.instance else None
+        if fence is not None:
+            # It is told of the pool again before it gets another request, and then may write again.
+            self._table.registered.discard(link.instance)
+            for session in sessions:
+                session.fence = fence
+            return
+        patience = worker.options.quarantine_timeout
+        for session in sessions:
+            if now > patience + max(session.over_since, link.last_word):
+                logger.warning(
+                    "%s was not heard for %.0f s: the pages of request %s are used again, though it was never "
+                    "confirmed that nothing is written into them",
+                    session.peer,
+                    now - link.last_word,
+                    session.rid,
+                )
+                self._rest(session)
 
     def drained(self, ack: wire.AbortAck) -> None:
         """The prefill rank writes no more."""

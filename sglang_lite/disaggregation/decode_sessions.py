@@ -36,10 +36,9 @@ class DecodeWorker(SessionWorker):
         super().__init__(place, memory, transport, options)
         self._client: BootstrapClient | None = None
         self._directory: PrefillDirectory | None = None
-        self._table = DecodeTable()
+        self._table = DecodeTable(options.max_sockets)
         self._endings = DecodeEndings(self, self._table)
         self._arrival = Arrival(self, self._table, self._endings)
-        self._registered: set[str] = set()
 
     # From the core's thread.
 
@@ -106,11 +105,9 @@ class DecodeWorker(SessionWorker):
                 self._directory.forget(session.params.host, session.params.port)
                 self._endings.fail(session, 500, "handshake", f"Decode handshake failed: {error}")
             return
-        if not link.users:
-            link.last_heard = now
-        link.users.add(session.key)
+        link.begin(session.key, now)
         session.link = link
-        if link.instance not in self._registered:
+        if link.instance not in self._table.registered:
             self._register(link)
         session.state = advance(session.state, State.WAITING_FOR_INPUT)
         session.deadline = now + self.options.waiting_timeout
@@ -130,12 +127,10 @@ class DecodeWorker(SessionWorker):
             place.tp_rank,
             place.tp_size,
             memory.page_bytes,
-            self.transport.describe(),
+            self.transport.describe(link.instance),
         )
         link.send(told.frames())
-        if len(self._registered) >= self.options.max_sockets:
-            self._registered.clear()  # they are told again
-        self._registered.add(link.instance)
+        self._table.note_registered(link.instance)
 
     def _send_request(self, session: DecodeSession, now: float) -> None:
         session.request_sent = now
@@ -221,7 +216,7 @@ class DecodeWorker(SessionWorker):
                 self.counts["retries"] += 1
                 self._register(session.link)
                 self._send_request(session, now)
-        self._endings.send_again(now)
+        self._endings.look_after(now)
 
     def on_poll(self, now: float) -> bool:
         """See ``SessionWorker``; the prefill side moves the bytes."""
@@ -239,7 +234,7 @@ class DecodeWorker(SessionWorker):
                 message = f"Lost connection with prefill instance {link.address}: {why}"
                 self._endings.fail(session, 500, "peer_lost", message)
         if is_gone:
-            self._registered.discard(link.instance)
+            self._table.registered.discard(link.instance)
             self._endings.peer_gone(link)
 
     def _server_lost(self, server: PrefillServer, why: str) -> None:

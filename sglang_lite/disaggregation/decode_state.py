@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from sglang_lite.disaggregation.links import Link
 from sglang_lite.disaggregation.states import State
+from sglang_lite.transfer.base import Fence
 from sglang_lite.types import Int32Array, TransferParams
 
 
@@ -19,6 +20,8 @@ class DecodeSession:
         link: to the prefill rank, once it is found; from then on it may write into the pages.
         deadline: of the present state, time of the loop.
         request_sent: when the transfer request was sent last.
+        over_since: when it ended without the word that nobody writes any more.
+        fence: shuts the prefill rank out; None where that is not needed, or not possible.
         is_acknowledged: the prefill rank has answered to it.
     """
 
@@ -34,6 +37,8 @@ class DecodeSession:
     state: State = State.BOOTSTRAPPING
     link: Link | None = None
     request_sent: float = 0.0
+    over_since: float = 0.0
+    fence: Fence | None = None
     is_acknowledged: bool = False
     is_verifying: bool = False
     num_retries: int = 0

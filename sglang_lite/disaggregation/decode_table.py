@@ -18,9 +18,12 @@ class DecodeTable:
         over: by key, in quarantine; keys below 0 are of requests that were never opened.
         generations: both.
         finished: what was wrong with arrived sessions ("" for nothing), by generation.
+        registered: instances of prefill ranks that know this process and its pool.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_registered: int) -> None:
+        self._most_registered = most_registered
+        self.registered: set[str] = set()
         self.rooms: dict[int, DecodeSession] = {}
         self.keys: dict[int, DecodeSession] = {}
         self.over: dict[int, DecodeSession] = {}
@@ -31,6 +34,12 @@ class DecodeTable:
     def next_generation(self) -> int:
         """A number that no session of this process had."""
         return next(self._numbers)
+
+    def note_registered(self, instance: str) -> None:
+        """A prefill rank was told."""
+        if len(self.registered) >= self._most_registered:
+            self.registered.clear()  # they are told again
+        self.registered.add(instance)
 
     def open(self, session: DecodeSession) -> None:
         """A session begins."""

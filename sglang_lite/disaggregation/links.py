@@ -28,13 +28,14 @@ class Link:
     Attributes:
         instance: who it is; another process at the same address is another link.
         users: sessions that depend on it; only then it is watched.
-        last_heard: time of the loop.
+        last_heard: time of the loop; also when it got its first session.
+        last_word: when it really was heard.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], ip: str, port: int, instance: str) -> None:
         self.ip, self.port, self.instance = ip, port, instance
         self.users: set[int] = set()
-        self.last_heard = 0.0
+        self.last_heard = self.last_word = 0.0
         self.is_probing = False
         self.is_lost = False
         self.is_gone = False
@@ -50,6 +51,12 @@ class Link:
     def address(self) -> str:
         """For people."""
         return f"{self.ip}:{self.port}"
+
+    def begin(self, user: int, now: float) -> None:
+        """A session starts to depend on it, and gives it the usual time to be heard."""
+        if not self.users or self.is_lost:
+            self.last_heard, self.is_lost = now, False
+        self.users.add(user)
 
     def send(self, frames: list[bytes]) -> bool:
         """Queue a message; False when its queue is full (the caller's timers try again)."""
@@ -89,7 +96,7 @@ class LinkTable:
                 link = Link(self._context, ip, port, instance)
             except zmq.ZMQError as error:
                 raise OSError(f"cannot connect to {ip}:{port}: {error}") from error
-            link.last_heard = now
+            link.last_heard = link.last_word = now
         self._links[key] = link
         if instance:
             self._by_instance[instance] = link
@@ -109,7 +116,7 @@ class LinkTable:
         """Note a sign of life."""
         link = self._by_instance.get(instance)
         if link is not None:
-            link.last_heard = now
+            link.last_heard = link.last_word = now
             link.is_lost = False
         return link
 

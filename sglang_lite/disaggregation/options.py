@@ -21,6 +21,8 @@ class SessionOptions:
         alive_interval: between signs of life to peers with sessions.
         silence: of a peer after which its process is looked for.
         gone_grace: from a peer's death until its last bytes have surely been delivered by the network or dropped.
+        quarantine_timeout: without a word of a peer whose host has vanished until pages that it may still touch are
+            used again. Only for transports whose receiver cannot shut it out; above the time that TCP tries again.
         resend: of a message that nobody confirmed.
         verify_checksums: pages carry checksums; both sides need it.
     """
@@ -34,6 +36,7 @@ class SessionOptions:
     alive_interval: float = 0.2
     silence: float = 0.5
     gone_grace: float = 1.0
+    quarantine_timeout: float = 1200.0
     resend: float = 0.5
     verify_checksums: bool = False
 
@@ -49,6 +52,7 @@ class SessionOptions:
             waiting_timeout=_positive(environ, "WAITING_TIMEOUT", 300.0),
             heartbeat_interval=_positive(environ, "HEARTBEAT_INTERVAL", 5.0),
             heartbeat_max_failure=max(1, int(_positive(environ, "HEARTBEAT_MAX_FAILURE", 2.0))),
+            quarantine_timeout=_positive(environ, "QUARANTINE_TIMEOUT", 1200.0),
             max_sockets=int(_positive(environ, "ZMQ_MAX_SOCKETS", 16384.0)),
             verify_checksums=verify_checksums,
         )

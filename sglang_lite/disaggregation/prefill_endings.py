@@ -55,10 +55,11 @@ class PrefillEndings:
             if not status:
                 worker.emit(KVQuiesced(session.key))
         else:
+            session.over_since = worker.loop.time()
             self._table.over[session.key] = session
             worker.arm_poll()
 
-    def drain(self) -> bool:
+    def drain(self, now: float) -> bool:
         """Look after what is over but not quiet; True while there is any."""
         for session in list(self._table.over.values()):
             for destination in session.destinations:
@@ -66,8 +67,16 @@ class PrefillEndings:
                     self._answer_drained(destination)
             if session.is_quiesced:
                 self._rest(session)
-                self._worker.emit(KVQuiesced(session.key))
+                self._release(session)
+            elif now > session.over_since + self._worker.options.quarantine_timeout:
+                # They are only read, and for a session whose bytes nobody takes any more. It is not said to be quiet.
+                self._release(session)
         return bool(self._table.over)
+
+    def _release(self, session: PrefillSession) -> None:
+        if not session.is_released:
+            session.is_released = True
+            self._worker.emit(KVQuiesced(session.key))
 
     def peer_aborts(self, abort: wire.Abort) -> None:
         """A decode rank ends its session, and wants to know when nothing is written any more."""

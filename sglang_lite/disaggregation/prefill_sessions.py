@@ -227,7 +227,7 @@ class PrefillWorker(SessionWorker):
     def on_poll(self, now: float) -> bool:
         """See ``SessionWorker``."""
         is_busy = self._delivery.look_after(now)
-        return self._endings.drain() or is_busy
+        return self._endings.drain(now) or is_busy
 
     def on_tick(self, now: float) -> None:
         """See ``SessionWorker``."""

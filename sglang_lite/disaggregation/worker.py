@@ -12,7 +12,6 @@ import collections
 import concurrent.futures
 import logging
 import threading
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +69,8 @@ class SessionWorker(abc.ABC):
 
     def __init__(self, place: Place, memory: PoolMemory, transport: KVTransport, options: SessionOptions) -> None:
         self.place, self.memory, self.transport, self.options = place, memory, transport, options
-        self.instance = uuid.uuid4().hex
+        # A peer that has to shut this one out names it to its own transport.
+        self.instance = transport.instance
         self.counts: collections.Counter[str] = collections.Counter()
         self.failures: collections.Counter[str] = collections.Counter()
         self.seconds = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -10,7 +11,10 @@ import pytest
 
 from sglang_lite.disaggregation.base import FAKE_HOST, FirstToken, KVArrived, KVFailed, KVQuiesced, KVSent, PeerReady
 from sglang_lite.disaggregation.options import SessionOptions
+from sglang_lite.disaggregation.prefill_sessions import PrefillWorker
 from sglang_lite.disaggregation.worker import Place
+from sglang_lite.transfer.base import Fence
+from sglang_lite.transfer.tcp import TcpTransport
 from sglang_lite.types import TransferParams
 from tests.support.session_pair import FAST, Pair, make_pool
 
@@ -329,3 +333,69 @@ def test_a_decode_server_that_cannot_be_served_hears_why(pair: Pair) -> None:
     assert isinstance(failed, KVFailed) and "its pages have 768 bytes, ours 512" in failed.message
     assert failed.quiesced or decode.wait(1) == KVQuiesced(1)
     assert isinstance(pair.prefill.wait(1, seconds=2.0), KVFailed)
+
+
+def _hang(worker: PrefillWorker) -> threading.Event:
+    """The worker says and hears nothing until the event is set, though its port is open: as on a host that vanished."""
+    resumes, hangs = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        resumes.wait(30.0)
+
+    worker.loop.call_soon_threadsafe(hang)
+    assert hangs.wait(5.0)
+    return resumes
+
+
+def test_a_prefill_host_that_vanishes_is_shut_out_and_may_come_back(pair: Pair) -> None:
+    """What it still sends when it is back lands nowhere; requests that follow are served."""
+    pair.open_decode(2, 6, [3, 4], 8)
+    pair.open_prefill(2, 6, 8)
+    pair.prefill.wait(2, (PeerReady,))
+    pair.prefill.worker.send(2, 0, _pages(3))
+    until = time.monotonic() + 5
+    while not (pair.decode.pool[3] == pair.prefill.pool[3]).all():
+        assert time.monotonic() < until
+    resumes = _hang(pair.prefill.worker)
+    try:
+        pair.prefill.worker.send(2, 1, _pages(4), LAST)
+        failed = pair.decode.wait(2)
+        assert failed.reason == "peer_lost" and not failed.quiesced
+        assert pair.decode.wait(2, seconds=2.0) == KVQuiesced(2)
+        pair.decode.pool[:] = 0
+    finally:
+        resumes.set()
+    assert isinstance(pair.prefill.wait(2), KVFailed)
+    pair.prefill.wait_idle()
+    assert not pair.decode.pool.any()
+    pair.run(3, 6, [1, 2], [3, 4])
+    pair.decode.wait_idle()
+
+
+class Unfenced(TcpTransport):
+    """As the engines whose receiving side has no say."""
+
+    def fence(self, sender: str) -> Fence | None:
+        del sender
+        return None
+
+
+def test_pages_of_a_vanished_host_come_back_in_the_end_where_it_cannot_be_shut_out() -> None:
+    pair = Pair(_timeouts(heartbeat_interval=0.2, quarantine_timeout=1.0), transport=Unfenced)
+    try:
+        pair.open_decode(2, 6, [3], 4)
+        pair.open_prefill(2, 6, 4)
+        pair.prefill.wait(2, (PeerReady,))
+        resumes = _hang(pair.prefill.worker)
+        try:
+            began = time.monotonic()
+            assert pair.decode.wait(2).reason == "peer_lost"
+            assert pair.decode.wait(2) == KVQuiesced(2)
+            assert 1.0 <= time.monotonic() - began < 3.0
+        finally:
+            resumes.set()
+        assert isinstance(pair.prefill.wait(2), KVFailed)
+        pair.run(3, 6, [1, 2], [3, 4])
+    finally:
+        pair.close()

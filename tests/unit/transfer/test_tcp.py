@@ -48,6 +48,12 @@ class Pair:
     def submit(self, batch: SpanBatch, notify: bytes = b"", deadline_s: float = 10.0) -> Transfer:
         return self.here.submit(self.peer, self.src, self.peer.regions[0], batch, notify=notify, deadline_s=deadline_s)
 
+    def fence(self) -> None:
+        """Shut the first one out."""
+        fence = self.there.fence(self.here.instance)
+        assert fence is not None
+        wait(lambda: fence.quiesced)
+
     def close(self) -> None:
         self.here.close(1.0)
         self.there.close(1.0)
@@ -116,6 +122,34 @@ def test_the_receiver_refuses_a_region_that_was_closed_and_registered_again(pair
     pair.peer = pair.here.connect(pair.there.describe())
     assert pair.peer.regions[0].generation == again.generation > stale.generation
     assert settled(pair.submit(spans((0, 0, PAGE)))) is Outcome.DONE
+
+
+def test_a_sender_that_is_fenced_off_writes_nothing_until_it_is_told_of_the_region_again(pair: Pair) -> None:
+    """Transfers under way end, those with what it knew are refused, and no other sender notices."""
+    other = TcpTransport("127.0.0.1")
+    try:
+        src, peer = other.register(pair.source.ctypes.data, len(pair.source)), other.connect(pair.there.describe())
+        whole = spans((0, 0, len(pair.source)))
+        while True:  # until a fence comes between the bytes of a transfer
+            running = [pair.submit(whole) for _ in range(8)]
+            pair.fence()
+            pair.target[:] = 0
+            late = pair.submit(whole)
+            if Outcome.FAILED in [settled(transfer) for transfer in running]:
+                break
+            pair.peer = pair.here.connect(pair.there.describe(pair.here.instance))
+        assert settled(late) is Outcome.FAILED
+        assert not pair.target.any()
+        pair.peer = pair.here.connect(pair.there.describe())
+        assert settled(pair.submit(whole)) is Outcome.FAILED
+        assert not pair.target.any()
+        transfer = other.submit(peer, src, peer.regions[0], spans((0, 0, PAGE)), notify=b"", deadline_s=10.0)
+        assert settled(transfer) is Outcome.DONE
+        pair.peer = pair.here.connect(pair.there.describe(pair.here.instance))
+        assert settled(pair.submit(whole)) is Outcome.DONE
+        assert (pair.target == pair.source).all()
+    finally:
+        other.close(1.0)
 
 
 def test_regions_are_registered_once_and_stay_while_they_are_used(pair: Pair) -> None:
