@@ -155,7 +155,10 @@ class PrefillWorker(SessionWorker):
                 self._peers.register(message)
                 return
             case wire.Request() | wire.Abort() | wire.AuxAck() | wire.Alive():
-                self.links.heard(message.instance, self.loop.time())
+                link = self.links.heard(message.instance, self.loop.time())
+                if isinstance(message, wire.Alive) and link is not None and not link.users:
+                    # Its request may wait for a room that nobody has opened here yet: it must know that we live.
+                    link.send(wire.Alive(self.instance).frames())
             case _:
                 return
         match message:

@@ -289,7 +289,7 @@ class _ReplicaEar:
         self._client._lose(self._replica, reason)
 
 
-_NOT_ADDED = ("timestamp", "page_size", "paused", "cache_hit_rate")
+_NOT_ADDED = ("timestamp", "page_size", "paused", "cache_hit_rate", "transfers")
 
 
 def merge_loads(loads: Sequence[LoadSnapshot]) -> LoadSnapshot:

@@ -18,7 +18,7 @@ from sglang_lite.server.context import Phase, ServerContext
 from sglang_lite.server.front_workers import DRAIN, LOST, READY, FrontMessage
 from sglang_lite.server.heartbeat import watch_heartbeat
 from sglang_lite.server.peers import Peers
-from sglang_lite.server.run import drain, listening
+from sglang_lite.server.run import drain, drain_seconds, listening
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ async def _serve() -> int:
             if order == LOST:
                 engine.lose_core("the engine core is gone")
             if order:
-                await drain(context, _end_of(orders), config.drain_timeout if order == DRAIN else 1.0)
+                await drain(context, _end_of(orders), drain_seconds(config) if order == DRAIN else 1.0)
             return 0
     finally:
         await engine.close()

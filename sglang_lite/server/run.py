@@ -43,6 +43,7 @@ _WATCH_SECONDS = 0.25
 _ABORT_SECONDS = 1.0
 """How long the engine gets to take the abort at a shutdown, and then clients to receive the end of their requests."""
 _SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password", "--tenants")
+PREFILL_DRAIN_SECONDS = 2.0
 EXIT_ENGINE_DIED = 3
 
 StopListening = Callable[[], Awaitable[None]]
@@ -154,7 +155,7 @@ async def _serve_engine(
             else:
                 workers.drain()
                 await stop_listening()
-                await drain(context, signals.immediate, config.drain_timeout)
+                await drain(context, signals.immediate, drain_seconds(config))
                 await _first(asyncio.create_task(workers.wait()), signals.immediate)
             context.phase = Phase.DRAINING
             await _wait_idle(context, _ABORT_SECONDS)
@@ -292,6 +293,13 @@ async def _until_end(context: ServerContext, workers: FrontWorkers, signals: Shu
         except TimeoutError:
             continue
     return True
+
+
+def drain_seconds(config: ServerConfig) -> float:
+    """How long running requests get. Those of a prefill server wait for others, who need to hear of its end soon."""
+    if config.disaggregation_mode == "prefill":
+        return min(config.drain_timeout, PREFILL_DRAIN_SECONDS)
+    return config.drain_timeout
 
 
 async def drain(context: ServerContext, immediate: asyncio.Event, timeout: float) -> None:

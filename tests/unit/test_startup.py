@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,11 +94,9 @@ def test_options_that_cannot_be_served(options: dict[str, Any], expected: str) -
 
 @pytest.mark.parametrize("backend", ["mooncake", "mooncake_tcp", "nixl", "ascend", "mori"])
 def test_transfer_backend_that_is_not_installed(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    absent = ("mooncake", "nixl", "nixl_cu13")
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, package=None: None if name in absent else found(name, package)
-    )
+    """C014: the failure names the backend."""
+    for module in ("mooncake.engine", "nixl._api", "nixl_cu13._api", "nixl_cu12._api"):
+        monkeypatch.setitem(sys.modules, module, None)
     message = failure(disaggregation_mode="prefill", disaggregation_transfer_backend=backend)
     assert f"--disaggregation-transfer-backend {backend}" in message
 
@@ -117,9 +115,18 @@ def test_prefill_mode_options(options: dict[str, Any], expected: str) -> None:
     assert expected in failure(disaggregation_mode="prefill", **options)
 
 
-def test_prefill_mode_is_not_supported_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup.importlib.util, "find_spec", lambda name: object())
-    assert "--disaggregation-mode prefill is not supported yet" in failure(disaggregation_mode="prefill")
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"dp_size": 2}, "--dp-size 2"),
+        ({"speculative_algorithm": "ngram"}, "--speculative-algorithm ngram"),
+        ({"disaggregation_decode_enable_radix_cache": True}, "--disaggregation-decode-enable-radix-cache"),
+        ({"disaggregation_fallback": "local"}, "--disaggregation-fallback local"),
+    ],
+)
+def test_what_a_prefill_server_is_not_combined_with(options: dict[str, Any], flag: str) -> None:
+    backend = {"disaggregation_transfer_backend": "tcp"}
+    assert flag in failure(disaggregation_mode="prefill", **backend, **options)
 
 
 def test_model_path_that_is_no_directory() -> None:
