@@ -95,7 +95,7 @@ def joined(found: list[tuple[bytes, dict[str, Any]]]) -> tuple[list[int], str, l
             continue
         names.add((event.get("id"), event.get("created"), event.get("meta_info", {}).get("id")))
         choice = (event.get("choices") or [{}])[0]
-        text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+        text += choice.pop("text", None) or choice.get("delta", {}).pop("content", None) or ""
         ends = choice.get("finish_reason") or event.get("meta_info", {}).get("finish_reason")
         if ends or not event.get("choices", True):
             others.append(event)
