@@ -33,10 +33,12 @@ class Grammar(msgspec.Struct, frozen=True):
     Attributes:
         kind: the language of ``text``, by the name of the request field it comes from.
         text: as the client wrote it; another spacing is another grammar.
+        compact: a JSON text has at most one character of whitespace in one place.
     """
 
     kind: GrammarKind
     text: str
+    compact: bool = False
 
 
 class ThinkingTokens(msgspec.Struct, frozen=True, array_like=True):

@@ -25,11 +25,13 @@ class ToolChoice:
         shown: the tools that the model gets to see, None for none.
         toolset: the functions that it may call.
         forced: it has to call one.
+        strict: functions whose schema is enforced where the model is free to call.
     """
 
     shown: list[dict[str, Any]] | None = None
     toolset: Toolset = field(default_factory=Toolset)
     forced: bool = False
+    strict: frozenset[str] = frozenset()
 
     def schema(self, *, single: bool) -> str:
         """The JSON schema of the array of calls that a forced choice has to write.
@@ -53,7 +55,8 @@ class ToolChoice:
                             field="tools",
                         )
             properties = {"name": {"type": "string", "enum": [name]}, "parameters": own}
-            branches.append({"type": "object", "properties": properties, "required": ["name", "parameters"]})
+            shape = {"type": "object", "properties": properties, "required": ["name", "parameters"]}
+            branches.append({**shape, "additionalProperties": False})
         items = branches[0] if len(branches) == 1 else {"anyOf": branches}
         schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": items, **shared}
         if single or not self.toolset.parallel:
@@ -74,7 +77,8 @@ def read_tool_choice(body: Mapping[str, Any]) -> ToolChoice:
     if choice in (None, "auto", "none"):
         if choice == "none" or not tools:
             return ToolChoice()
-        return ToolChoice(tools, Toolset(schemas, parallel=is_parallel))
+        strict = frozenset(tool["function"]["name"] for index, tool in enumerate(tools) if _is_strict(index, tool))
+        return ToolChoice(tools, Toolset(schemas, parallel=is_parallel), strict=strict)
     if choice != "required" and not isinstance(choice, dict):
         wrong_type("tool_choice", choice, "auto, none, required or an object that names a function")
     if not tools:
@@ -107,6 +111,11 @@ def _parameters(index: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
                 f"Tool {index} function has invalid 'parameters' schema: {word} must be an object", field="tools"
             )
     return parameters
+
+
+def _is_strict(index: int, tool: Mapping[str, Any]) -> bool:
+    strict = tool["function"].get("strict")
+    return False if strict is None else read_bool(f"tools[{index}].function.strict", strict)
 
 
 def _chosen_name(choice: Mapping[str, Any]) -> str:

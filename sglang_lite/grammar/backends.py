@@ -38,7 +38,7 @@ def make_backend(name: str, vocabulary: Vocabulary) -> GrammarBackend:
 
 def identity(grammar: Grammar) -> str:
     """Name of a grammar made of its content."""
-    return hashlib.sha256(f"{grammar.kind}\0{grammar.text}".encode()).hexdigest()
+    return hashlib.sha256(f"{grammar.kind}\0{grammar.compact:d}\0{grammar.text}".encode()).hexdigest()
 
 
 def check_text(grammar: Grammar) -> None:

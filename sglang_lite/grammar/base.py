@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from sglang_lite.types import Grammar, Int32Array
@@ -23,11 +23,18 @@ class Vocabulary:
         tokens: bytes of every token id; empty for ids that no text has (special tokens).
         size: width of the logits; ids from ``len(tokens)`` on are never drawn.
         end_ids: tokens that end a text; allowed where the grammar is complete.
+        markers: special tokens that structural tags see as the bytes given here, and other grammars do not see.
     """
 
     tokens: list[bytes]
     size: int
     end_ids: tuple[int, ...]
+    markers: dict[int, bytes] = field(default_factory=dict)
+
+    def with_markers(self) -> Vocabulary:
+        """As structural tags see it."""
+        tokens = [self.markers.get(index, token) for index, token in enumerate(self.tokens)]
+        return Vocabulary(tokens, self.size, self.end_ids)
 
     @property
     def mask_width(self) -> int:

@@ -15,7 +15,11 @@ from sglang_lite.types import Grammar, Int32Array
 WHITESPACE = r"[ \n\r\t]{0,20}"
 """Whitespace between the parts of a JSON text: bounded, as in ``xgrammar_backend``."""
 
+COMPACT_WHITESPACE = r"[ \n\r\t]?"
+"""The same where a grammar is compact."""
+
 _OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
+_COMPACT = {"whitespace_flexible": True, "whitespace_pattern": COMPACT_WHITESPACE}
 
 
 class LlguidanceBackend:
@@ -62,7 +66,7 @@ class LlguidanceBackend:
                 if grammar.text != ANY_JSON:
                     check_ends(decode_schema(grammar.text))
                 schema = "{}" if grammar.text == ANY_JSON or grammar.text.strip() == "true" else grammar.text
-                return matcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
+                return matcher.grammar_from_json_schema(schema, overrides=_COMPACT if grammar.compact else _OPTIONS)
             case "regex":
                 return matcher.grammar_from_regex(grammar.text)
             case "ebnf":

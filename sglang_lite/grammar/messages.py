@@ -12,13 +12,14 @@ LENGTH = struct.Struct("<I")
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
-    """The first message; answered once the library is loaded. See ``Vocabulary`` for the last three fields."""
+    """The first message; answered once the library is loaded. See ``Vocabulary`` for the last four fields."""
 
     backend: str
     memory_bytes: int
     tokens: list[bytes]
     size: int
     end_ids: tuple[int, ...]
+    markers: dict[int, bytes] = {}
 
 
 class Compile(msgspec.Struct, frozen=True, tag="compile"):

@@ -40,7 +40,8 @@ class CompilerProcess:
     """
 
     def __init__(self, backend: str, vocabulary: Vocabulary, seconds: float) -> None:
-        self._setup = Setup(backend, MEMORY_BYTES, vocabulary.tokens, vocabulary.size, vocabulary.end_ids)
+        tokens, size, end_ids = vocabulary.tokens, vocabulary.size, vocabulary.end_ids
+        self._setup = Setup(backend, MEMORY_BYTES, tokens, size, end_ids, vocabulary.markers)
         self.vocabulary = vocabulary
         self._seconds = seconds
         self._busy = threading.Lock()

@@ -32,7 +32,7 @@ def main() -> None:
         message = decode_request(body)
         if isinstance(message, Setup):
             try:
-                vocabulary = Vocabulary(message.tokens, message.size, message.end_ids)
+                vocabulary = Vocabulary(message.tokens, message.size, message.end_ids, message.markers)
                 backend = make_backend(message.backend, vocabulary)
             except ImportError as error:
                 answer = Answer(error=str(error), loaded=False)

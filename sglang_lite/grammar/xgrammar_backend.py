@@ -15,6 +15,9 @@ from sglang_lite.types import Grammar, Int32Array
 MAX_WHITESPACE = 20
 """Most characters of whitespace in one place of a JSON text: a model that likes newlines must not fill its answer."""
 
+COMPACT_WHITESPACE = 1
+"""The same where a grammar is compact."""
+
 _LENIENT_CHARACTER = r"(([^\"\\\r\n]))"
 _STRICT_CHARACTER = r"(([^\0-\x1f\"\\\r\n]))"
 """A character of a string with a length: the library lets control characters pass, which no JSON reader takes."""
@@ -31,16 +34,13 @@ class XgrammarBackend:
 
         self._library: Any = xgrammar
         self._width = vocabulary.mask_width
-        self._tokenizer: Any = xgrammar.TokenizerInfo(
-            vocabulary.tokens,
-            xgrammar.VocabType.RAW,
-            vocab_size=vocabulary.size,
-            stop_token_ids=list(vocabulary.end_ids),
-        )
+        self._vocabulary = vocabulary
+        self._tokenizers: dict[bool, Any] = {}
 
     def compile(self, grammar: Grammar) -> bytes:
         """See ``GrammarBackend.compile``."""
-        compiler = self._library.GrammarCompiler(self._tokenizer, max_threads=1, cache_enabled=False)
+        sees_markers = grammar.kind == "structural_tag" and bool(self._vocabulary.markers)
+        compiler = self._library.GrammarCompiler(self._tokenizer(sees_markers), max_threads=1, cache_enabled=False)
         try:
             compiled = self._compile(compiler, grammar)
         except RuntimeError as error:
@@ -49,20 +49,35 @@ class XgrammarBackend:
         _Matcher(self._library.GrammarMatcher(compiled)).fill(bits)
         if not bits.any():
             raise GrammarError("no text matches it")
-        return bytes(compiled.serialize_json(), "utf-8")
+        return bytes([sees_markers]) + bytes(compiled.serialize_json(), "utf-8")
 
     def load(self, compiled: bytes) -> XgrammarGrammar:
         """See ``GrammarBackend.load``."""
-        document = compiled.decode()
-        return XgrammarGrammar(self._library, self._library.CompiledGrammar.deserialize_json(document, self._tokenizer))
+        tokenizer = self._tokenizer(bool(compiled[0]))
+        document = compiled[1:].decode()
+        return XgrammarGrammar(self._library, self._library.CompiledGrammar.deserialize_json(document, tokenizer))
+
+    def _tokenizer(self, sees_markers: bool) -> Any:
+        """The vocabulary as the library takes it; made once each."""
+        known = self._tokenizers.get(sees_markers)
+        if known is None:
+            vocabulary = self._vocabulary.with_markers() if sees_markers else self._vocabulary
+            known = self._tokenizers[sees_markers] = self._library.TokenizerInfo(
+                vocabulary.tokens,
+                self._library.VocabType.RAW,
+                vocab_size=vocabulary.size,
+                stop_token_ids=list(vocabulary.end_ids),
+            )
+        return known
 
     def _compile(self, compiler: Any, grammar: Grammar) -> Any:
+        bound = COMPACT_WHITESPACE if grammar.compact else MAX_WHITESPACE
         match grammar.kind:
             case "json_schema":
                 if grammar.text == ANY_JSON:
                     return compiler.compile_builtin_json_grammar()
                 check_schema(grammar.text, "xgrammar")
-                return compiler.compile_grammar(self._schema_grammar(grammar.text))
+                return compiler.compile_grammar(self._schema_grammar(grammar.text, bound))
             case "regex":
                 return compiler.compile_regex(grammar.text)
             case "ebnf":
@@ -72,20 +87,30 @@ class XgrammarBackend:
                 return compiler.compile_structural_tag(msgspec.json.encode(tag).decode())
         assert_never(grammar.kind)
 
-    def _schema_grammar(self, schema: str) -> str:
+    def _schema_grammar(self, schema: str, bound: int = MAX_WHITESPACE) -> str:
         """The library's own grammar of a schema, without what JSON forbids."""
-        text = str(self._library.Grammar.from_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE))
+        text = str(self._library.Grammar.from_json_schema(schema, max_whitespace_cnt=bound))
+        return text.replace(_LENIENT_CHARACTER, _STRICT_CHARACTER)
+
+    def _tagged_grammar(self, node: dict[str, Any]) -> str:
+        """The same of a schema whose text is not JSON at its outermost level."""
+        tag = {"type": "structural_tag", "format": node}
+        text = str(self._library.Grammar.from_structural_tag(msgspec.json.encode(tag).decode()))
         return text.replace(_LENIENT_CHARACTER, _STRICT_CHARACTER)
 
     def _with_grammars(self, node: Any) -> Any:
-        """A structural tag whose schemas are replaced by their grammars: there the library bounds no whitespace."""
+        """A structural tag whose schemas are replaced by their grammars, with whitespace bounded."""
         if isinstance(node, list):
             return [self._with_grammars(inner) for inner in node]
         if not isinstance(node, dict):
             return node
-        if node.get("type") == "json_schema" and "json_schema" in node and node.get("style", "json") == "json":
+        if node.get("type") == "json_schema" and "json_schema" in node:
+            asked = node.get("max_whitespace_cnt")
+            bound = min(asked, MAX_WHITESPACE) if isinstance(asked, int) and asked >= 0 else MAX_WHITESPACE
+            if node.get("style", "json") != "json" or node.get("any_order") or node.get("excludes"):
+                return {"type": "grammar", "grammar": self._tagged_grammar({**node, "max_whitespace_cnt": bound})}
             schema = msgspec.json.encode(node["json_schema"]).decode()
-            return {"type": "grammar", "grammar": self._schema_grammar(schema)}
+            return {"type": "grammar", "grammar": self._schema_grammar(schema, bound)}
         return {key: self._with_grammars(inner) for key, inner in node.items()}
 
 

@@ -11,7 +11,7 @@ import msgspec
 from sglang_lite.frontend.parsing.answer import AnswerFormat, AnswerParser
 from sglang_lite.frontend.parsing.detection import detect_reasoning_parser, detect_tool_parser
 from sglang_lite.frontend.parsing.events import CallArguments, CallStart, Delta, ReasoningDelta, TextDelta
-from sglang_lite.frontend.parsing.formats import CALLS_ONLY, TOOL_FORMATS, ToolFormat
+from sglang_lite.frontend.parsing.formats import ToolFormat
 from sglang_lite.frontend.parsing.reasoning import REASONING_FORMATS, ReasoningFormat
 from sglang_lite.frontend.request import FinishReason, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
@@ -44,6 +44,7 @@ def answer_format(
     context: ServerContext,
     body: Mapping[str, Any],
     tools: ToolChoice,
+    calls: ToolFormat | None,
     prompt: Prompt,
     variables: Mapping[str, Any],
     *,
@@ -52,6 +53,7 @@ def answer_format(
     """How the answer to a request is read.
 
     Args:
+        calls: the format of calls, None for none.
         variables: what the chat template got from the request.
         is_constrained: a grammar shapes the whole answer; there is no reasoning then (see ``thinking_of``).
 
@@ -63,12 +65,6 @@ def answer_format(
     reasoning, inside = None, False
     if separate and not is_constrained:
         reasoning, inside = _reasoning_of(context, body, prompt, variables)
-    calls: ToolFormat | None = None
-    parser = tool_parser_name(context)
-    if tools.forced:
-        calls = CALLS_ONLY
-    elif tools.shown and parser is not None:
-        calls = TOOL_FORMATS[parser]
     return AnswerFormat(reasoning, inside, stream, calls, tools.toolset, _earlier_calls(body))
 
 

@@ -18,12 +18,14 @@ from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.frontend.tool_choice import read_tool_choice
 from sglang_lite.server import fields
 from sglang_lite.server.bodies import read_object
+from sglang_lite.server.call_grammar import call_grammar
 from sglang_lite.server.chat_answer import (
     ChoiceReader,
     answer_format,
     delta_object,
     message_object,
     thinking_of,
+    tool_parser_name,
     visible_markers,
 )
 from sglang_lite.server.chat_prompt import chat_prompt, template_variables
@@ -93,16 +95,18 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
     top_logprobs = fields.integer(body, "top_logprobs", minimum=0, maximum=_MAX_TOP_LOGPROBS) or 0
     if top_logprobs and not logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
-    tools, values = read_tool_choice(body), body
-    if tools.forced:
-        values = {**body, "json_schema": tools.schema(single=not tools.toolset.parallel)}
-    sampling = chat_sampling(values, vocab_size=context.engine.info.vocab_size, defaults=context.chat_defaults)
+    tools = read_tool_choice(body)
+    sampling = chat_sampling(body, vocab_size=context.engine.info.vocab_size, defaults=context.chat_defaults)
     prompt, variables = chat_prompt(context, body, tools), template_variables(body)
-    # A structural tag leaves the text around it free.
+    wanted = call_grammar(tools, tool_parser_name(context), context.config.grammar_backend, context.engine.tokenizer)
+    # A structural tag of the request leaves the text around it free.
     is_constrained = sampling.grammar is not None and sampling.grammar.kind != "structural_tag"
-    if is_constrained and (thinking := thinking_of(context, body, prompt, variables)) is not None:
+    if wanted.grammar is not None and (wanted.covers_all or sampling.grammar is None):
+        sampling, is_constrained = msgspec.structs.replace(sampling, grammar=wanted.grammar), wanted.covers_all
+    waits = is_constrained or (wanted.grammar is not None and sampling.grammar == wanted.grammar)
+    if waits and (thinking := thinking_of(context, body, prompt, variables)) is not None:
         sampling, is_constrained = msgspec.structs.replace(sampling, thinking=thinking), False
-    how = answer_format(context, body, tools, prompt, variables, is_constrained=is_constrained)
+    how = answer_format(context, body, tools, wanted.calls, prompt, variables, is_constrained=is_constrained)
     sampling = visible_markers(sampling, how, tools, context.engine.tokenizer)
     identity = Identity.read(context, body, headers, "chatcmpl-")
     sequences = build_sequences(

@@ -84,6 +84,31 @@ async def test_forced_calls(calling: LocalServer, choice: Any, names: set[str], 
     assert finish == "tool_calls"
 
 
+async def test_forced_arguments_waste_nothing_on_whitespace(calling: LocalServer, chain_model: Path) -> None:
+    """A model that draws at random ends the call, because no place has room for a run of whitespace."""
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    declared = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    fields = {"tools": declared, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 90}
+    async with local_server(chain_model, page_size=1, max_total_tokens=4096, grammar_backend="llguidance") as other:
+        for server in (calling, other):
+            # The chain model never wants whitespace; the bias makes it want nothing else.
+            bias = {str(token): 50 for token in b" \n\r\t"}
+            reply = await server.post(CHAT, body(**{**fields, "logit_bias": bias}))
+            [call] = reply.json()["choices"][0]["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"])["n"] in (1, 2)
+            assert reply.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_a_strict_schema_that_cannot_be_enforced(calling: LocalServer) -> None:
+    declared = [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}]
+    reply = await calling.post(CHAT, body(tools=declared))
+    assert (reply.status, reply.json()["param"]) == (400, "tools")
+    assert "tools/0/function/parameters" in reply.json()["message"]
+    declared[0]["function"]["parameters"] = {"type": "object", "properties": {}}
+    reply = await calling.post(CHAT, body(tools=declared))
+    assert reply.json()["choices"][0]["message"]["reasoning_content"] == "BCDABC"
+
+
 async def test_a_forced_call_without_a_grammar_backend(chain_model: Path) -> None:
     async with local_server(chain_model, page_size=1, max_total_tokens=256, grammar_backend="none") as server:
         reply = await server.post(CHAT, body(tools=tools(), tool_choice="required"))

@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from sglang_lite.frontend.parsing import call_syntax
+from sglang_lite.frontend.parsing.call_syntax import CallSyntax
 from sglang_lite.frontend.parsing.events import Collector
 from sglang_lite.frontend.parsing.harmony import harmony_calls
 from sglang_lite.frontend.parsing.json_calls import TaggedJson, calls_only, llama3, mistral
@@ -32,15 +34,17 @@ class ToolFormat:
     Attributes:
         parse: reads the whole text.
         call_id: id of a call, by function and by its number in the conversation.
+        syntaxes: how a grammar writes it, the first one that the model knows; none where no grammar does.
     """
 
     parse: Callable[[Source, Collector], Steps[None]]
     call_id: Callable[[str, int], str] = random_id
+    syntaxes: tuple[CallSyntax, ...] = ()
 
 
-_HERMES = ToolFormat(TaggedJson("<tool_call>", "</tool_call>").parse)
+_HERMES = ToolFormat(TaggedJson("<tool_call>", "</tool_call>").parse, syntaxes=(call_syntax.HERMES,))
 _GLM = ToolFormat(GLM45.parse)
-_QWEN3_CODER = ToolFormat(QWEN3_CODER.parse)
+_QWEN3_CODER = ToolFormat(QWEN3_CODER.parse, syntaxes=(call_syntax.QWEN3_CODER,))
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hermes": _HERMES,
@@ -49,21 +53,23 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "qwen3_coder": _QWEN3_CODER,
     "nanbeige": _QWEN3_CODER,
     "step3p5": _QWEN3_CODER,
-    "mimo": _QWEN3_CODER,
-    "llama3": ToolFormat(llama3),
-    "mistral": ToolFormat(mistral),
-    "deepseekv3": ToolFormat(DEEPSEEK_V3.parse),
-    "deepseekv31": ToolFormat(DEEPSEEK_V31.parse),
+    "mimo": ToolFormat(QWEN3_CODER.parse),
+    "llama3": ToolFormat(llama3, syntaxes=(call_syntax.LLAMA3,)),
+    "mistral": ToolFormat(mistral, syntaxes=(call_syntax.MISTRAL_ARGS, call_syntax.MISTRAL)),
+    "deepseekv3": ToolFormat(DEEPSEEK_V3.parse, syntaxes=(call_syntax.DEEPSEEK_V3,)),
+    "deepseekv31": ToolFormat(DEEPSEEK_V31.parse, syntaxes=(call_syntax.DEEPSEEK_V31,)),
     "glm": _GLM,
     "glm45": _GLM,
-    "glm47": _GLM,
-    "kimi_k2": ToolFormat(KIMI_K2.parse, counted_id),
+    "glm47": ToolFormat(GLM45.parse, syntaxes=(call_syntax.GLM47,)),
+    "kimi_k2": ToolFormat(KIMI_K2.parse, counted_id, syntaxes=(call_syntax.KIMI_K2,)),
     "gpt-oss": ToolFormat(harmony_calls),
     "pythonic": ToolFormat(PYTHONIC.parse),
     "lfm2": ToolFormat(LFM2.parse),
     "minimax-m2": ToolFormat(MINIMAX_M2.parse),
     "step3": ToolFormat(STEP3.parse),
-    "interns1": ToolFormat(TaggedJson("<|action_start|> <|plugin|>", "<|action_end|>").parse),
+    "interns1": ToolFormat(
+        TaggedJson("<|action_start|> <|plugin|>", "<|action_end|>").parse, syntaxes=(call_syntax.INTERNS1,)
+    ),
 }
 """The formats by name."""
 

@@ -12,6 +12,8 @@ _KINDS = {'"': "string", "{": "object", "[": "array", "t": "boolean", "f": "bool
 _PYTHON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "list": "array"}
 _MAX_BRANCHES = 64
 
+_TEXT_LIMITS = ("enum", "const", "pattern", "format", "minLength", "maxLength")
+
 TEXT_ONLY = frozenset({"string"})
 
 
@@ -24,6 +26,20 @@ def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     properties = schema.get("properties")
     described = properties.get(name) if isinstance(properties, Mapping) else None
     return frozenset(_types(described, 0))
+
+
+def is_limited_text(schema: Mapping[str, Any], name: str) -> bool:
+    """Whether parameter ``name`` is a text of which not every one is allowed, so that white space around it counts."""
+    properties = schema.get("properties")
+    described = properties.get(name) if isinstance(properties, Mapping) else None
+    return isinstance(described, Mapping) and any(word in described for word in _TEXT_LIMITS)
+
+
+def limited_text(text: str, schema: Mapping[str, Any], name: str) -> str:
+    """``text`` without the white space around it, unless the schema names it as it is."""
+    described = schema["properties"][name]
+    named = described.get("enum") if isinstance(described.get("enum"), list) else [described.get("const")]
+    return text if text in named else text.strip()
 
 
 def _types(schema: object, depth: int) -> Iterator[str]:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from sglang_lite.frontend.parsing.events import Collector
 from sglang_lite.frontend.parsing.json_calls import MAX_HELD, text_before_call
-from sglang_lite.frontend.parsing.parameter_types import TEXT_ONLY, parameter_json, parameter_types
+from sglang_lite.frontend.parsing.parameter_types import (
+    TEXT_ONLY,
+    is_limited_text,
+    limited_text,
+    parameter_json,
+    parameter_types,
+)
 from sglang_lite.frontend.parsing.source import (
     Malformed,
     Markers,
@@ -97,19 +105,21 @@ class TaggedCalls:
                 yield from require(source, self.value)
             out.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
-            found = yield from self._read_value(source, out, parameter_types(schema, key))
+            found = yield from self._read_value(source, out, schema, key)
             if found == self.value_end:
                 found = yield from text_until(source, structure, discard)
         if found is not None:
             out.arguments("}")
         return found
 
-    def _read_value(self, source: Source, out: Collector, types: frozenset[str]) -> Steps[str | None]:
+    def _read_value(self, source: Source, out: Collector, schema: Mapping[str, Any], key: str) -> Steps[str | None]:
+        types = parameter_types(schema, key)
+        is_limited = types == TEXT_ONLY and is_limited_text(schema, key)
         ends = _markers(self.value_end) if self.strict_values else _markers(self.value_end, self.key, self.call_end)
         if self.is_line:
             yield from take(source, "\n")
         trim = 1 if self.is_line else 0
-        if types == TEXT_ONLY or (not types and self.untyped_is_text):
+        if not is_limited and (types == TEXT_ONLY or (not types and self.untyped_is_text)):
             out.arguments('"')
             sink = partial(_put_quoted, out)
             found = yield from text_until(source, ends, sink, trim=trim, space="\n")
@@ -119,6 +129,8 @@ class TaggedCalls:
         text, end = yield from take_until(source, ends, MAX_HELD)
         if self.is_line:
             text = text.removesuffix("\n")
+        if is_limited:
+            text = limited_text(text, schema, key)
         out.arguments(parameter_json(text, types, untyped_is_text=self.untyped_is_text))
         return end
 
