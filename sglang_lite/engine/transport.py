@@ -87,9 +87,13 @@ class ZmqTransport:
             self._egress[0].send_multipart(encode_output(columns))
             return
         owner = columns.key >> FRONT_SHIFT
-        for front in np.unique(owner).tolist():
+        # A chunk of a prompt has scores, but no row.
+        owners = {*owner.tolist(), *(record.key >> FRONT_SHIFT for record in columns.logprobs)}
+        for front in sorted(owners):
             if 0 <= front < len(self._egress):
-                self._egress[front].send_multipart(encode_output(select_rows(columns, owner == front)))
+                part = select_rows(columns, owner == front)
+                part.logprobs = [record for record in columns.logprobs if record.key >> FRONT_SHIFT == front]
+                self._egress[front].send_multipart(encode_output(part))
 
     def send(self, event: ControlEvent, front: int | None = None) -> None:
         """See ``Transport.send``."""

@@ -23,7 +23,7 @@ from sglang_lite.engine.tokenization import INLINE_CHARACTERS, TokenizationPool
 from sglang_lite.engine.transport import FRONT_SHIFT, ZmqTransport
 from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput, TokenLogprobs
 from sglang_lite.frontend.tokenizer import Tokenizer
-from sglang_lite.types import NO_SEED, OutputColumns, RequestError, RequestFlags, SamplingParams
+from sglang_lite.types import NO_SEED, LogprobRecord, OutputColumns, RequestError, RequestFlags, SamplingParams
 from tests.unit.engine.fakes import rows
 
 
@@ -128,6 +128,20 @@ def test_a_command_wakes_the_local_transport() -> None:
     assert transport.receive(0) == []
 
 
+def _scores(key: int) -> LogprobRecord:
+    token, none = np.zeros(1, np.int32), np.zeros((1, 0), np.float32)
+    return LogprobRecord(
+        key=key,
+        prompt=True,
+        token_ids=token,
+        logprobs=np.zeros(1, np.float32),
+        top_ids=token.reshape(1, 1)[:, :0],
+        top_logprobs=none,
+        extra_logprobs=none,
+        hidden=none,
+    )
+
+
 def test_rows_go_to_the_front_that_owns_them(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     endpoints = [f"ipc://{tmp_path}/front{index}" for index in range(2)]
@@ -137,12 +151,19 @@ def test_rows_go_to_the_front_that_owns_them(tmp_path: Path) -> None:
     transport = ZmqTransport(context, f"ipc://{tmp_path}/core", endpoints)
     keys = [1, (1 << FRONT_SHIFT) + 1, 2]
     transport.send_output(rows(keys, token=3, messages={keys[1]: "for the second"}))
+    # Chunks of prompts have scores and no row, beside rows of their front and alone.
+    transport.send_output(rows([1], token=3, logprobs=[_scores(2), _scores(keys[1])]))
     transport.send(Reply(5), front=1)
     first, second = (decode_event(socket.recv_multipart()) for socket in fronts)
     assert isinstance(first, OutputColumns)
     assert isinstance(second, OutputColumns)
     assert first.key.tolist() == [1, 2]
     assert (second.key.tolist(), second.messages) == ([keys[1]], {keys[1]: "for the second"})
+    first, second = (decode_event(socket.recv_multipart()) for socket in fronts)
+    assert isinstance(first, OutputColumns)
+    assert isinstance(second, OutputColumns)
+    assert (first.key.tolist(), [record.key for record in first.logprobs]) == ([1], [2])
+    assert (second.key.tolist(), [record.key for record in second.logprobs]) == ([], [keys[1]])
     assert decode_event(fronts[1].recv_multipart()) == Reply(5)
     transport.close(0)
     for socket in fronts:
