@@ -49,7 +49,7 @@ def _session_seconds(pair: Pair, room: int, pages: int) -> float:
 def _bare_seconds(pair: Pair, source: KVTransport, target: KVTransport, pages: int) -> float:
     peer = source.connect(target.describe())
     where = np.arange(pages, dtype=np.int32)
-    spans = pair.prefill.worker.memory.spans(where, where)
+    spans = pair.prefill.worker.memory.spans(where, where, pair.prefill.worker.memory.share_with(0, 1))
     lease = pair.prefill.worker.lease
     start = time.perf_counter()
     transfer = source.submit(peer, lease, peer.regions[0], spans, notify=b"", deadline_s=60.0)

@@ -10,7 +10,7 @@ import numpy as np
 from sglang_lite.disaggregation import frames as wire
 from sglang_lite.disaggregation.base import KVFailed, KVQuiesced
 from sglang_lite.disaggregation.bootstrap_client import HandshakeError
-from sglang_lite.disaggregation.decode_state import DecodeSession
+from sglang_lite.disaggregation.decode_state import DecodeSession, PrefillSource
 from sglang_lite.disaggregation.decode_table import DecodeTable
 from sglang_lite.disaggregation.links import Link
 from sglang_lite.disaggregation.prefill_directory import PrefillDirectory
@@ -36,19 +36,19 @@ class DecodeEndings:
 
     def fail(self, session: DecodeSession, status: int, reason: str, message: str) -> None:
         """End a session; status 0 when the core itself wanted that."""
-        if session.link is None:
+        if session.is_drained:
             self._table.forget(session)
             if session.task is not None and session.task is not asyncio.current_task(self._worker.loop):
                 session.task.cancel()
             self.report(session, status, reason, message, True)
-            if reason != "closed":
+            if reason != "closed" and not session.sources:
                 self.refuse(session.rid, session.params, message)
             return
         session.state = State.FAILED
         session.why, session.over_since = message, self._worker.loop.time()
         self._table.quarantine(session)
         self.report(session, status, reason, message, False)
-        self.send_abort(session)
+        self.send_aborts(session)
 
     def report(self, session: DecodeSession, status: int, reason: str, message: str, quiesced: bool) -> None:
         """Tell the core that a session is over."""
@@ -76,53 +76,57 @@ class DecodeEndings:
         try:
             if self.directory is None:
                 return
-            address = await self.directory.find(session.params, 0.0, must_fit=False)
-            link = worker.link_to(address.rank_ip, address.rank_port, address.instance or "")
-            link.begin(session.key, worker.loop.time())
-            session.link = link
-            self.send_abort(session)
+            for found in await self.directory.find(session.params, 0.0, must_fit=False):
+                address = found.address
+                link = worker.link_to(address.rank_ip, address.rank_port, address.instance or "")
+                link.begin(session.key, worker.loop.time())
+                session.sources.append(PrefillSource(found.rank.rank, link, False, None))
+            self.send_aborts(session)
         except (HandshakeError, OSError) as error:
             logger.warning("%s does not hear that its request %s was given up: %s", session.peer, session.rid, error)
         finally:
-            if session.link is None:
+            if not session.sources:
                 self._table.forget(session)
 
-    def send_abort(self, session: DecodeSession) -> None:
-        """Ask the prefill rank to write no more, and to say when it is so."""
+    def send_aborts(self, session: DecodeSession) -> None:
+        """Ask the prefill ranks to write no more, and to say when it is so."""
+        for source in session.sources:
+            if not source.is_drained:
+                self._send_abort(session, source)
+
+    def _send_abort(self, session: DecodeSession, source: PrefillSource) -> None:
         worker = self._worker
-        session.request_sent = worker.loop.time()
-        if session.link is None:
-            return
+        source.request_sent = worker.loop.time()
         who = (session.params.room, worker.place.host, worker.port, session.generation, worker.instance)
-        session.link.send(wire.Abort(*who, session.why[:1000], session.link.instance).frames())
+        source.link.send(wire.Abort(*who, session.why[:1000], source.link.instance).frames())
 
     def look_after(self, now: float) -> None:
         """Sessions in quarantine: send aborts again, and shut out prefill ranks whose hosts have vanished."""
         worker = self._worker
-        over = [session for session in self._table.over.values() if session.link is not None]
-        for link in {session.link for session in over if session.link is not None and session.link.is_lost}:
-            waiting = [session for session in over if session.link is link and session.fence is None]
-            if waiting:
-                self._shut_out(link, waiting, now)
-        for session in over:
-            if session.fence is not None and session.fence.quiesced:
-                self._rest(session)
-            elif now - session.request_sent > worker.options.resend and session.key in self._table.over:
+        over = [(session, source) for session in self._table.over.values() for source in session.sources]
+        lost = [pair for pair in over if pair[1].link.is_lost and pair[1].fence is None and not pair[1].is_drained]
+        for link in {source.link for _, source in lost}:
+            self._shut_out(link, [pair for pair in lost if pair[1].link is link], now)
+        for session, source in over:
+            if source.is_drained:
+                continue
+            if source.fence is not None and source.fence.quiesced:
+                self._drain(session, source)
+            elif now - source.request_sent > worker.options.resend:
                 worker.counts["retries"] += 1
-                self.send_abort(session)
+                self._send_abort(session, source)
 
-    def _shut_out(self, link: Link, sessions: list[DecodeSession], now: float) -> None:
+    def _shut_out(self, link: Link, waiting: list[tuple[DecodeSession, PrefillSource]], now: float) -> None:
         worker = self._worker
         fence = worker.transport.fence(link.instance) if link.instance else None
         if fence is not None:
             # It is told of the pool again before it gets another request, and then may write again.
             self._table.registered.discard(link.instance)
-            for session in sessions:
-                session.fence = fence
+            for _, source in waiting:
+                source.fence = fence
             return
-        patience = worker.options.quarantine_timeout
-        for session in sessions:
-            if now > patience + max(session.over_since, link.last_word):
+        for session, source in waiting:
+            if now > worker.options.quarantine_timeout + max(session.over_since, link.last_word):
                 logger.warning(
                     "%s was not heard for %.0f s: the pages of request %s are used again, though it was never "
                     "confirmed that nothing is written into them",
@@ -130,30 +134,38 @@ class DecodeEndings:
                     now - link.last_word,
                     session.rid,
                 )
-                self._rest(session)
+                self._drain(session, source)
 
     def drained(self, ack: wire.AbortAck) -> None:
-        """The prefill rank writes no more."""
+        """A prefill rank writes no more."""
         session = self._table.generations.get(ack.generation)
-        if session is not None and session.key in self._table.over and not self.is_replaced(session, ack.instance):
-            self._rest(session)
+        source = session.source(ack.rank) if session is not None else None
+        if session is not None and source is not None and not self.is_replaced(source, ack.instance):
+            self._drain(session, source)
 
-    def is_replaced(self, session: DecodeSession, instance: str) -> bool:
-        """Another process answers at the address of the session's prefill rank, which is gone therefore."""
-        link = session.link
-        if link is None or link.instance in ("", instance):
+    def is_replaced(self, source: PrefillSource, instance: str) -> bool:
+        """Another process answers at the address of a session's prefill rank, which is gone therefore."""
+        if source.link.instance in ("", instance):
             return False
-        self._worker.bury(link)
+        self._worker.bury(source.link)
         return True
 
     def peer_gone(self, link: Link) -> None:
         """A prefill rank's process has ended; its last bytes arrive within moments, or never."""
-        self._worker.loop.call_later(self._worker.options.gone_grace, self._rest_all, link)
+        self._worker.loop.call_later(self._worker.options.gone_grace, self._drain_all, link)
 
-    def _rest_all(self, link: Link) -> None:
+    def _drain_all(self, link: Link) -> None:
         for session in list(self._table.over.values()):
-            if session.link is link:
-                self._rest(session)
+            for source in session.sources:
+                if source.link is link:
+                    self._drain(session, source)
+
+    def _drain(self, session: DecodeSession, source: PrefillSource) -> None:
+        if session.key not in self._table.over:
+            return
+        source.is_drained = True
+        if session.is_drained:
+            self._rest(session)
 
     def _rest(self, session: DecodeSession) -> None:
         self._table.forget(session)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 
 from sglang_lite.disaggregation.frames import Register
+from sglang_lite.disaggregation.pairing import PairingError, num_decode_ranks
+from sglang_lite.disaggregation.pool_memory import PageShare
 from sglang_lite.disaggregation.prefill_state import DecodePeer
 from sglang_lite.disaggregation.recent import Recent
 from sglang_lite.disaggregation.worker import SessionWorker
@@ -39,20 +41,31 @@ class DecodePeers:
         worker = self._worker
         try:
             peer = worker.transport.connect(told.description)
-            fitting = [region for region in peer.regions if region.length % worker.memory.page_bytes == 0]
-            if told.page_bytes != worker.memory.page_bytes or not fitting:
+            share = self._share(told)
+            page_bytes = share.num_rows * share.peer_row
+            fitting = [region for region in peer.regions if region.length % page_bytes == 0]
+            if told.page_bytes != page_bytes or not fitting:
                 raise TransferError(
                     "rejected", f"its pages have {told.page_bytes} bytes, ours {worker.memory.page_bytes}"
                 )
             link = worker.link_to(told.ip, told.port, told.instance)
-        except (TransferError, OSError) as error:
+        except (TransferError, PairingError, OSError) as error:
             logger.warning("decode server %s:%d cannot be served: %s", told.ip, told.port, error)
             self._refused.put(told.instance, str(error))
             return
         self._refused.pop(told.instance)
         if told.instance not in self._peers and len(self._peers) >= MOST_PEERS:
             self._forget_unused()
-        self._peers[told.instance] = DecodePeer(told, link, peer, fitting[0])
+        self._peers[told.instance] = DecodePeer(told, link, peer, fitting[0], share)
+
+    def _share(self, told: Register) -> PageShare:
+        place, memory = self._worker.place, self._worker.memory
+        num_decode_ranks(place.tp_size, told.tp_size)
+        if not 0 <= told.tp_rank < told.tp_size:
+            raise PairingError(f"there is no rank {told.tp_rank} of {told.tp_size}")
+        if not place.kv_replicated and memory.heads is None and place.tp_size != told.tp_size:
+            raise PairingError(f"it has {told.tp_size} ranks, this side {place.tp_size}, and pages do not divide")
+        return memory.share_with(told.tp_rank, told.tp_size)
 
     def remove(self, instance: str) -> bool:
         """Its process is gone; whether it was known."""

@@ -11,12 +11,13 @@ from sglang_lite.disaggregation.base import FAKE_HOST, FirstToken, KVArrived, KV
 from sglang_lite.disaggregation.bootstrap_client import BootstrapClient, HandshakeError
 from sglang_lite.disaggregation.decode_arrival import Arrival
 from sglang_lite.disaggregation.decode_endings import DecodeEndings
-from sglang_lite.disaggregation.decode_state import DecodeSession
+from sglang_lite.disaggregation.decode_state import DecodeSession, PrefillSource
 from sglang_lite.disaggregation.decode_table import DecodeTable
 from sglang_lite.disaggregation.links import Link
 from sglang_lite.disaggregation.options import SessionOptions
+from sglang_lite.disaggregation.pairing import PairingError
 from sglang_lite.disaggregation.pool_memory import PoolMemory
-from sglang_lite.disaggregation.prefill_directory import PrefillDirectory, PrefillServer
+from sglang_lite.disaggregation.prefill_directory import Found, PrefillDirectory, PrefillServer
 from sglang_lite.disaggregation.server_watch import ServerWatch
 from sglang_lite.disaggregation.states import State, advance
 from sglang_lite.disaggregation.worker import Place, SessionWorker
@@ -95,23 +96,30 @@ class DecodeWorker(SessionWorker):
         if self._directory is None:
             return
         try:
-            address = await self._directory.find(session.params, self.options.bootstrap_timeout)
+            found = await self._directory.find(session.params, self.options.bootstrap_timeout)
             if session.state.is_over:
                 return
             now = self.loop.time()
-            link = self.link_to(address.rank_ip, address.rank_port, address.instance or "")
-        except (HandshakeError, OSError) as error:
+            sources = [self._source(session, rank) for rank in found]
+        except (HandshakeError, PairingError, OSError) as error:
             if not session.state.is_over:
                 self._directory.forget(session.params.host, session.params.port)
                 self._endings.fail(session, 500, "handshake", f"Decode handshake failed: {error}")
             return
-        link.begin(session.key, now)
-        session.link = link
-        if link.instance not in self._table.registered:
-            self._register(link)
+        session.sources = sources
         session.state = advance(session.state, State.WAITING_FOR_INPUT)
         session.deadline = now + self.options.waiting_timeout
-        self._send_request(session, now)
+        for source in sources:
+            source.link.begin(session.key, now)
+            if source.link.instance not in self._table.registered:
+                self._register(source.link)
+            self._send_request(session, source, now)
+
+    def _source(self, session: DecodeSession, found: Found) -> PrefillSource:
+        rank, address = found.rank, found.address
+        link = self.link_to(address.rank_ip, address.rank_port, address.instance or "")
+        share = self.memory.share_with(rank.rank, found.tp_size) if rank.sends else None
+        return PrefillSource(rank.rank, link, rank.sends, share, found.num_decode_ranks)
 
     def _refuse(self, rid: str, params: TransferParams, message: str) -> None:
         if params.host != FAKE_HOST:
@@ -132,20 +140,12 @@ class DecodeWorker(SessionWorker):
         link.send(told.frames())
         self._table.note_registered(link.instance)
 
-    def _send_request(self, session: DecodeSession, now: float) -> None:
-        session.request_sent = now
-        request = wire.Request(
-            session.params.room,
-            self.place.host,
-            self.port,
-            self.instance,
-            session.pages,
-            1,
-            session.prefix_len,
-            session.generation,
-        )
-        if session.link is not None:
-            session.link.send(request.frames())
+    def _send_request(self, session: DecodeSession, source: PrefillSource, now: float) -> None:
+        source.request_sent = now
+        who = (session.params.room, self.place.host, self.port, self.instance)
+        pages = session.pages if source.sends else None
+        request = wire.Request(*who, pages, source.num_decode_ranks, session.prefix_len, session.generation)
+        source.link.send(request.frames())
 
     def on_abort(self, key: int) -> None:
         """See ``SessionWorker``."""
@@ -177,24 +177,24 @@ class DecodeWorker(SessionWorker):
         session = self._table.generations.get(status.generation)
         if session is None or session.state.is_over or session.params.room != status.room:
             return
-        if self._endings.is_replaced(session, status.instance):
+        source = session.source(status.rank)
+        if source is None or self._endings.is_replaced(source, status.instance):
             return
-        session.is_acknowledged = True
+        source.is_acknowledged = True
         now = self.loop.time()
         self._confirm(session, now)
-        is_unknown = status.code == wire.UNREGISTERED and session.num_retries < MOST_RETRIES
-        if status.state is State.FAILED and is_unknown and session.link is not None:
+        is_unknown = status.code == wire.UNREGISTERED and session.num_retries < MOST_RETRIES * len(session.sources)
+        if status.state is State.FAILED and is_unknown:
             session.num_retries += 1
             self.counts["retries"] += 1
-            session.is_acknowledged = False
-            self._register(session.link)
-            self._send_request(session, now)
+            source.is_acknowledged = False
+            self._register(source.link)
+            self._send_request(session, source, now)
         elif status.state is State.FAILED:
             if status.code == "closed" and self._directory is not None:
                 self._directory.forget(session.params.host, session.params.port)
-            self._endings.fail(
-                session, 500, "peer_failed", f"the prefill server ended it: {status.message or status.code}"
-            )
+            why = f"the prefill server ended it: {status.message or status.code}"
+            self._endings.fail(session, 500, "peer_failed", why)
         elif status.state is State.TRANSFERRING:
             session.state = advance(session.state, State.TRANSFERRING)
             session.deadline = now + self.options.waiting_timeout
@@ -210,12 +210,12 @@ class DecodeWorker(SessionWorker):
             if now > session.deadline:
                 waited = now - session.opened
                 self._endings.fail(session, 500, "timeout", f"no KV after {waited:.1f} s in {session.state.name}")
-            elif session.link is None or session.is_acknowledged:
                 continue
-            elif now - session.request_sent > self.options.resend:
-                self.counts["retries"] += 1
-                self._register(session.link)
-                self._send_request(session, now)
+            for source in session.sources:
+                if not source.is_acknowledged and now - source.request_sent > self.options.resend:
+                    self.counts["retries"] += 1
+                    self._register(source.link)
+                    self._send_request(session, source, now)
         self._endings.look_after(now)
 
     def on_poll(self, now: float) -> bool:
@@ -227,10 +227,10 @@ class DecodeWorker(SessionWorker):
         """See ``SessionWorker``."""
         why = "its process is gone" if is_gone else "it does not answer"
         for session in [*self._table.keys.values(), *self._table.over.values()]:
-            if session.link is link and self._directory is not None:
+            if session.uses(link) and self._directory is not None:
                 self._directory.forget(session.params.host, session.params.port)
         for session in list(self._table.keys.values()):
-            if session.link is link:
+            if session.uses(link):
                 message = f"Lost connection with prefill instance {link.address}: {why}"
                 self._endings.fail(session, 500, "peer_lost", message)
         if is_gone:

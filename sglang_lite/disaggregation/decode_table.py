@@ -55,8 +55,8 @@ class DecodeTable:
         self._leave(session)
         self.over.pop(session.key, None)
         self.generations.pop(session.generation, None)
-        if session.link is not None:
-            session.link.users.discard(session.key)
+        for source in session.sources:
+            source.link.users.discard(session.key)
 
     def _leave(self, session: DecodeSession) -> None:
         self.keys.pop(session.key, None)

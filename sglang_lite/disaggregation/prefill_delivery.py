@@ -79,7 +79,7 @@ class Delivery:
         worker = self._worker
         for destination in session.destinations:
             if not destination.is_confirmed:
-                record = destination.record(first, worker.memory.page_bytes)
+                record = destination.record(first)
                 name = (session.params.room, worker.place.tp_rank, destination.request.generation, worker.instance)
                 destination.decode.link.send(wire.Aux(*name, record).frames())
 
@@ -103,7 +103,7 @@ class Delivery:
         worker.counts["transfers"] += 1
         worker.counts["completed"] += len(session.spans)
         self.completed.extend(session.spans)
-        worker.counts["bytes"] += sum(other.num_pages for other in session.destinations) * worker.memory.page_bytes
+        worker.counts["bytes"] += sum(other.num_bytes for other in session.destinations)
         for destination in session.destinations:
             self._endings.answer(destination.request, State.SUCCESS)
         self._table.leave(session)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from sglang_lite.disaggregation.bootstrap_client import BootstrapClient, HandshakeError, RankAddress, TopologyInfo
+from sglang_lite.disaggregation.pairing import PairingError, PrefillRank, num_decode_ranks, prefill_ranks
 from sglang_lite.disaggregation.pool_memory import PoolMemory
 from sglang_lite.types import TransferParams
 
@@ -32,12 +33,27 @@ class PrefillServer:
     health_instance: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rank of a prefill server.
+
+    Attributes:
+        tp_size: of the prefill server.
+        num_decode_ranks: that the rank waits for.
+    """
+
+    rank: PrefillRank
+    address: RankAddress
+    tp_size: int
+    num_decode_ranks: int
+
+
 class PrefillDirectory:
     """Asks bootstrap servers, and remembers.
 
     Args:
         tp_rank, tp_size: of this worker.
-        kv_replicated: any rank of the prefill server will do.
+        kv_replicated: every rank of the prefill server has everything.
     """
 
     def __init__(
@@ -63,12 +79,12 @@ class PrefillDirectory:
         if server is not None:
             server.checked = max(server.checked, now)
 
-    async def find(self, params: TransferParams, patience: float, *, must_fit: bool = True) -> RankAddress:
-        """Where the rank listens that has, or will have, a request's KV.
+    async def find(self, params: TransferParams, patience: float, *, must_fit: bool = True) -> list[Found]:
+        """The ranks that have, or will have, a request's KV, or have to know of it.
 
         Args:
             patience: seconds to wait for ranks that have not registered.
-            must_fit: its pages have to be of use here.
+            must_fit: their pages have to be of use here.
 
         Raises:
             HandshakeError: nobody answers, or what is answered does not fit to this server.
@@ -78,16 +94,29 @@ class PrefillDirectory:
             if must_fit:
                 self.check(server.info)
             dp_rank = await self._dp_rank(server, params)
-            tp_rank = self._tp_rank % server.info.attn_tp_size
-            address = server.ranks.get((dp_rank, tp_rank))
-            if address is None:
-                address = await self._client.rank(params.host, params.port, dp_rank, tp_rank)
-                server.ranks[dp_rank, tp_rank] = address
+            counted, ranks = self._pair(server.info, must_fit)
+            found = []
+            for rank in ranks:
+                address = server.ranks.get((dp_rank, rank.rank))
+                if address is None:
+                    address = await self._client.rank(params.host, params.port, dp_rank, rank.rank)
+                    server.ranks[dp_rank, rank.rank] = address
+                found.append(Found(rank, address, server.info.attn_tp_size, counted))
         except msgspec.MsgspecError as error:
             raise HandshakeError(
                 f"bootstrap server {params.host}:{params.port} answers in another form: {error}"
             ) from error
-        return address
+        return found
+
+    def _pair(self, info: TopologyInfo, must_fit: bool) -> tuple[int, list[PrefillRank]]:
+        heads = 0 if self._replicated or self._memory.heads is None else self._memory.heads.total
+        try:
+            ranks = prefill_ranks(info.attn_tp_size, self._tp_size, self._tp_rank, heads)
+            return num_decode_ranks(info.attn_tp_size, self._tp_size), ranks
+        except PairingError as error:
+            if must_fit:
+                raise HandshakeError(str(error)) from error
+            return 1, [PrefillRank(0, False)]  # any of them can be told that nothing will come
 
     def check(self, info: TopologyInfo) -> None:
         """Whether a prefill server's pages can be used here.
@@ -106,7 +135,7 @@ class PrefillDirectory:
                 f"KV cache dtype mismatch: prefill server has {info.kv_cache_dtype}, but decode server has "
                 f"{memory.dtype}; start both with one --kv-cache-dtype"
             )
-        if info.attn_tp_size != self._tp_size and not self._replicated:
+        if info.attn_tp_size != self._tp_size and not self._replicated and memory.heads is None:
             raise HandshakeError(
                 f"tensor-parallel size mismatch: prefill server has {info.attn_tp_size}, decode server {self._tp_size}"
             )

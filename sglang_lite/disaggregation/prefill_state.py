@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from sglang_lite.disaggregation.base import FirstToken
 from sglang_lite.disaggregation.frames import AuxRecord, Register, Request
 from sglang_lite.disaggregation.links import Link
+from sglang_lite.disaggregation.pool_memory import PageShare
 from sglang_lite.disaggregation.states import State
 from sglang_lite.transfer.base import Outcome, Peer, RemoteRegion, Transfer
 from sglang_lite.types import Int32Array, TransferParams
@@ -14,12 +15,13 @@ from sglang_lite.types import Int32Array, TransferParams
 
 @dataclass(slots=True)
 class DecodePeer:
-    """A decode rank that has registered."""
+    """A decode rank that has registered; ``share`` is what it has of a page."""
 
     told: Register
     link: Link
     peer: Peer
     region: RemoteRegion
+    share: PageShare
 
 
 @dataclass(slots=True)
@@ -28,6 +30,8 @@ class Destination:
 
     Attributes:
         transfers: submitted ones.
+        num_pages, num_bytes: of them.
+        checksums: by number of the first page, of the part that this rank has.
         is_confirmed: it has everything.
         wants_drained: it waits for the word that nothing is written any more.
     """
@@ -36,6 +40,7 @@ class Destination:
     decode: DecodePeer
     transfers: list[Transfer] = field(default_factory=list)
     num_pages: int = 0
+    num_bytes: int = 0
     checksums: dict[int, list[int]] = field(default_factory=dict)
     is_confirmed: bool = False
     wants_drained: bool = False
@@ -50,10 +55,10 @@ class Destination:
         """None of its transfers touches memory any more."""
         return all(transfer.quiesced for transfer in self.transfers)
 
-    def record(self, first: FirstToken, page_bytes: int) -> AuxRecord:
+    def record(self, first: FirstToken) -> AuxRecord:
         """What goes behind the pages."""
         sums = [value for page in sorted(self.checksums) for value in self.checksums[page]]
-        return AuxRecord(first, self.num_pages, self.num_pages * page_bytes, sums)
+        return AuxRecord(first, self.num_pages, self.num_bytes, sums)
 
 
 @dataclass(slots=True)
