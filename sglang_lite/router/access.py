@@ -114,7 +114,7 @@ class Access:
                 raise _unauthorized("A valid API key is needed: Authorization: Bearer KEY.")
             return caller
         if not len(self._operators):
-            if self._closed and client != self._api_key:
+            if self._closed and (client is None or client != self._api_key):
                 raise _unauthorized("A valid API key is needed: Authorization: Bearer KEY.")
             return caller
         if self._audit:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from sglang_lite.router.access import CALLER
+from sglang_lite.router.bodies import read_body
 from sglang_lite.router.context import CONTEXT
 from sglang_lite.router.errors import RouterError, error_body, error_response
 from sglang_lite.router.proxy import REQUEST_ID, end_stream, request_id_of
@@ -31,13 +32,13 @@ async def envelope(request: web.Request, handler: _Handler) -> web.StreamRespons
     if response is None:
         try:
             request[CALLER] = context.access.check(request.method, route, request.headers)
+            if request.can_read_body:
+                await read_body(request)
             response = await handler(request)
         except RouterError as error:
             response = await _failed(request, error)
         except web.HTTPException as error:
             response = await _failed(request, from_library(error))
-        except web.RequestPayloadError:
-            response = await _failed(request, RouterError("bad_request", "The body breaks the HTTP protocol."))
         except ConnectionError:
             raise  # the client is gone: nobody reads an answer
         except Exception:  # a fault of ours: the client gets the envelope, the operator the traceback
@@ -61,8 +62,6 @@ def from_library(error: web.HTTPException) -> RouterError:
                 f"The path takes {error.headers.get('Allow', 'another method')}.",
                 {"allow": error.headers.get("Allow", "")},
             )
-        case 413:
-            return RouterError("payload_too_large", "The body is too large (--max-payload-size).")
         case status if status >= 500:
             return RouterError("internal_error", error.reason)
         case _:

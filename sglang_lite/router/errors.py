@@ -17,6 +17,7 @@ STATUS = {
     "worker_not_found": 404,
     "method_not_allowed": 405,
     "queue_timeout": 408,
+    "request_timeout": 408,
     "payload_too_large": 413,
     "unknown_field": 422,
     "too_many_requests": 429,

@@ -13,7 +13,7 @@ from sglang_lite.router.context import CONTEXT
 from sglang_lite.router.errors import RouterError
 from sglang_lite.router.proxy import Lease, Reply, forwarded_headers, whole
 from sglang_lite.router.routes import PLAIN
-from sglang_lite.router.workers import usable
+from sglang_lite.router.workers import Worker, usable
 
 _ATTEMPTS = 3
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -72,24 +72,38 @@ async def ask_any(request: web.Request, path: str, data: bytes, model: str | Non
     workers = usable(context.registry.of_model(model), context.now, "no_healthy_workers")
     failure = RouterError("internal_error", "No attempt was made.")
     for worker in sorted(workers, key=lambda one: one.load)[:_ATTEMPTS]:
-        headers = forwarded_headers(request, request["request_id"])
-        if worker.api_key:
-            headers["authorization"] = f"Bearer {worker.api_key}"
-        try:
-            async with (
-                Lease(context, worker) as lease,
-                asyncio.timeout(context.options.request_timeout_secs),
-                context.request(worker, "POST", path, data=data, headers=headers) as response,
-            ):
-                body = await response.read()
-                lease.judge(response.status < 500)
-                kind = response.headers.get("content-type", "application/json")
-                return Reply(response.status, {"content-type": kind}, body)
-        except TimeoutError:
-            failure = RouterError("upstream_timeout", "A worker did not answer in time.")
-        except (aiohttp.ClientError, ConnectionError):
-            failure = RouterError("upstream_unreachable", "A worker could not be reached.")
+        async with Lease(context, worker) as lease:
+            try:
+                reply = await _ask(request, worker, path, data)
+            except RouterError as error:
+                lease.judge(False)
+                failure = error
+                continue
+            lease.judge(reply.status < 500)
+            return reply
     raise failure
+
+
+async def _ask(request: web.Request, worker: Worker, path: str, data: bytes) -> Reply:
+    context = request.app[CONTEXT]
+    headers = forwarded_headers(request, request["request_id"])
+    if worker.api_key:
+        headers["authorization"] = f"Bearer {worker.api_key}"
+    try:
+        async with (
+            asyncio.timeout(context.options.request_timeout_secs) as limit,
+            context.request(worker, "POST", path, data=data, headers=headers) as response,
+        ):
+            body = await response.read()
+            return Reply(
+                response.status, {"content-type": response.headers.get("content-type", "application/json")}, body
+            )
+    except TimeoutError:
+        if not limit.expired():
+            raise  # the lease ran out
+        raise RouterError("upstream_timeout", "A worker did not answer in time.") from None
+    except (aiohttp.ClientError, ConnectionError):
+        raise RouterError("upstream_unreachable", "A worker could not be reached.") from None
 
 
 def _read(data: bytes, kind: type[_Body]) -> _Body:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import string
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ _PREFIXES = {
     "/v1/completions": "cmpl-",
     "/v1/responses": "resp-",
 }
+_ID = re.compile(r"[!-~]{1,256}")
 _ALPHABET = string.ascii_letters + string.digits
 
 
@@ -73,9 +75,10 @@ class Reply:
 
 
 def request_id_of(request: web.Request, names: tuple[str, ...] = (REQUEST_ID,)) -> str:
-    """The caller's id, or a new one with the prefix of the path."""
+    """The caller's id, or a new one with the prefix of the path: for none, and for one that no header can hold."""
     for name in names:
-        if given := request.headers.get(name):
+        given = request.headers.get(name, "")
+        if _ID.fullmatch(given):
             return given
     return _PREFIXES.get(request.path, "req-") + "".join(random.choices(_ALPHABET, k=24))
 
@@ -103,11 +106,7 @@ async def read_call(request: web.Request) -> Call:
         RouterError: the body is too large or no JSON object.
     """
     context = request.app[CONTEXT]
-    try:
-        body = await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        limit = context.options.max_payload_size
-        raise RouterError("payload_too_large", f"The body may have {limit} bytes at most.") from None
+    body = await request.read()
     request_id, head = request["request_id"], parse_head(body)
     prompt = Prompt(head.key, _routing_key(request))
     return Call(request, context, body, head, request_id, forwarded_headers(request, request_id), prompt)

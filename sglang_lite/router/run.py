@@ -14,6 +14,7 @@ from sglang_lite.router.context import RouterContext
 from sglang_lite.router.envelope import EnvelopeRunner
 from sglang_lite.router.options import RouterOptions
 from sglang_lite.router.tls import server_certificates
+from sglang_lite.server.silent_clients import close_silent_clients, raise_file_limit
 from sglang_lite.types import StartupError
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ async def _serve(options: RouterOptions) -> int:
         loop.add_signal_handler(number, notify)
     context = RouterContext(options)
     certificates = server_certificates(options)
+    closing: asyncio.Task[None] | None = None
+    raise_file_limit()
     runner = EnvelopeRunner(make_app(context), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     try:
@@ -54,12 +57,16 @@ async def _serve(options: RouterOptions) -> int:
             raise StartupError(f"--port {options.port}: cannot listen on {options.host}: {error.strerror}") from error
         if certificates is not None:
             certificates.reload_on_hangup()
+        assert runner.server is not None
+        closing = asyncio.create_task(close_silent_clients(runner.server))
         logger.info("%s: %s:%s", READY_LINE, options.host, runner.addresses[0][1])
         await drain.wait()
         context.draining = True
         await site.stop()
         await wait_idle(context, at_once, options.shutdown_grace_period_secs)
     finally:
+        if closing is not None:
+            closing.cancel()
         await runner.cleanup()
     return 0
 
