@@ -68,7 +68,7 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await context.session.close()
+    await context.close()
 
 
 async def _expire_leases(context: RouterContext) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
@@ -19,10 +20,14 @@ from sglang_lite.router.leases import LeaseTable
 from sglang_lite.router.metrics import RouterMetrics
 from sglang_lite.router.options import RouterOptions
 from sglang_lite.router.policies import POLICIES, Policy, PolicyLimits
+from sglang_lite.router.prompt import Prompt
 from sglang_lite.router.routes import DATA
 from sglang_lite.router.tls import WorkerTrust
 from sglang_lite.router.upstream import Upstream
 from sglang_lite.router.workers import Registry, Worker
+
+if TYPE_CHECKING:
+    from sglang_lite.router.grpc_worker import GrpcWorkers
 
 
 @dataclass(eq=False)
@@ -42,6 +47,7 @@ class RouterContext:
     trust: WorkerTrust = field(init=False)
     cross_origin: CrossOrigin = field(init=False)
     session: aiohttp.ClientSession = field(init=False)
+    grpc_workers: GrpcWorkers | None = None
 
     def __post_init__(self) -> None:
         options = self.options
@@ -57,7 +63,13 @@ class RouterContext:
         self.registry.known_models = set(options.models)
         self.leases = LeaseTable(options.stale_request_timeout_secs)
         limits = PolicyLimits(
-            options.cache_threshold, options.balance_abs_threshold, options.balance_rel_threshold, options.max_tree_size
+            options.cache_threshold,
+            options.balance_abs_threshold,
+            options.balance_rel_threshold,
+            options.max_tree_size,
+            options.bucket_adjust_interval_secs,
+            options.assignment_mode,
+            options.max_idle_secs,
         )
         names = {
             "regular": options.policy,
@@ -77,6 +89,14 @@ class RouterContext:
         """Seconds of a clock that never goes back."""
         return time.monotonic()
 
+    def choose(self, role: str, workers: Sequence[Worker], prompt: Prompt) -> Worker:
+        """One of ``workers``, by the policy of their pool."""
+        policy = self.policies[role]
+        worker = policy.choose(workers, prompt)
+        if policy.overlap is not None:
+            self.metrics.overlap.observe(policy.overlap)
+        return worker
+
     def request(
         self,
         worker: Worker,
@@ -91,9 +111,30 @@ class RouterContext:
         Raises:
             aiohttp.ClientError, ConnectionError: the worker cannot be reached, or breaks its answer off.
         """
+        if worker.is_grpc:
+            return self._grpc_workers().request(worker, method, path, data, headers)
         return self.session.request(method, worker.url + path, data=data, headers=headers, allow_redirects=False)
 
+    async def close(self) -> None:
+        """End what connects to workers."""
+        await self.session.close()
+        if self.grpc_workers is not None:
+            await self.grpc_workers.close()
+
+    def _grpc_workers(self) -> GrpcWorkers:
+        if self.grpc_workers is None:
+            # Imported where it is used: its libraries are an extra.
+            from sglang_lite.router.grpc_worker import GrpcWorkers
+
+            authorities = b"".join(file.read_bytes() for file in self.trust.authorities) or None
+            shown = self.trust.client
+            identity = None if shown is None else (shown[1].read_bytes(), shown[0].read_bytes())
+            self.grpc_workers = GrpcWorkers(self.options.stale_request_timeout_secs, authorities, identity)
+        return self.grpc_workers
+
     def _forget(self, worker: Worker) -> None:
+        if self.grpc_workers is not None:
+            self.grpc_workers.forget(worker)
         for policy in self.policies.values():
             policy.forget(worker)
 

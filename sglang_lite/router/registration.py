@@ -80,10 +80,11 @@ async def _look_after(context: RouterContext, worker: Worker) -> None:
 
 async def check(context: RouterContext, worker: Worker) -> bool:
     """One health check."""
+    path = "/health" if worker.is_grpc else context.options.health_check_endpoint
     try:
         async with (
             asyncio.timeout(context.options.health_check_timeout_secs),
-            context.request(worker, "GET", context.options.health_check_endpoint) as response,
+            context.request(worker, "GET", path) as response,
         ):
             return response.status == 200
     except (aiohttp.ClientError, ConnectionError, TimeoutError):

@@ -125,7 +125,7 @@ def _shown(worker: Worker) -> dict[str, Any]:
         "is_healthy": worker.healthy,
         "is_registered": worker.registered,
         "load": worker.load,
-        "connection_mode": "http",
+        "connection_mode": "grpc" if worker.is_grpc else "http",
         "circuit_breaker": worker.breaker.state.name.lower(),
         **({"bootstrap_port": worker.bootstrap_port} if worker.bootstrap_port is not None else {}),
     }

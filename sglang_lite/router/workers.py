@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from sglang_lite.router.errors import RouterError
 
 ROLES = ("regular", "prefill", "decode")
 _LAYOUT = ("dtype", "page_size", "num_layers", "kv_heads", "head_dim", "kv_tensors_per_token")
-_SCHEMES = ("http", "https")
+_SCHEMES = ("http", "https", "grpc", "grpcs")
 MAX_WORKERS = 4096
 
 
@@ -20,14 +21,17 @@ def normalize_url(url: str) -> str:
     """A worker's address without a slash at the end.
 
     Raises:
-        ValueError: no http or https address of a host.
+        ValueError: no address of a host, or one of a protocol whose library is not installed.
     """
     text = url.strip().rstrip("/")
     parts = urlsplit(text)
-    if parts.scheme in ("grpc", "grpcs"):
-        raise ValueError(f"worker {url!r}: gRPC workers are not supported yet; give the worker's http:// address")
     if parts.scheme not in _SCHEMES or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError(f"worker {url!r}: must be http://HOST[:PORT] or https://HOST[:PORT]")
+        raise ValueError(f"worker {url!r}: must be http[s]://HOST[:PORT] or grpc[s]://HOST:PORT")
+    if parts.scheme in ("grpc", "grpcs"):
+        if parts.port is None or parts.path:
+            raise ValueError(f"worker {url!r}: must be {parts.scheme}://HOST:PORT")
+        if find_spec("grpc") is None:
+            raise ValueError(f"worker {url!r}: gRPC needs a library: pip install 'sglang-lite[grpc]'")
     return text
 
 
@@ -56,6 +60,16 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.host = urlsplit(self.url).hostname or ""
+
+    @property
+    def is_grpc(self) -> bool:
+        """Whether it speaks gRPC."""
+        return self.url.startswith("grpc")
+
+    @property
+    def name(self) -> str:
+        """What tells it from all others; ``url`` is where it is reached."""
+        return self.url
 
     def take_info(self, info: dict[str, Any]) -> None:
         """Learn from the body of ``/server_info``."""

@@ -81,8 +81,13 @@ class RouterUnderTest:
 
 
 @asynccontextmanager
-async def router_over(*workers: NullWorker, **options: Any) -> AsyncIterator[RouterUnderTest]:
-    """A router over workers, which are started first; prefill and decode ones go by what they say they are."""
+async def router_over(
+    *workers: NullWorker, urls: tuple[str, ...] = (), **options: Any
+) -> AsyncIterator[RouterUnderTest]:
+    """A router over workers, which are started first; prefill and decode ones go by what they say they are.
+
+    ``urls`` are those of workers that run already.
+    """
     async with AsyncExitStack() as stack:
         for worker in workers:
             await worker.server.start_server()
@@ -92,12 +97,12 @@ async def router_over(*workers: NullWorker, **options: Any) -> AsyncIterator[Rou
             options["prefill"] = tuple((url, None) for url, mode in modes.items() if mode == "prefill")
             options["decode"] = tuple(url for url, mode in modes.items() if mode == "decode")
         else:
-            options["worker_urls"] = tuple(modes)
+            options["worker_urls"] = (*modes, *urls)
         context = RouterContext(checked(RouterOptions(**{"retry_initial_backoff_ms": 1.0, **options})))
         server = TestServer(make_app(context))
         await server.start_server()
         stack.push_async_callback(server.close)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         router = RouterUnderTest(context, server, session)
-        await router.registered(len(workers))
+        await router.registered(len(workers) + len(urls))
         yield router
