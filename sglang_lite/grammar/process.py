@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,9 @@ START_SECONDS = 120.0
 
 MEMORY_BYTES = 2 << 30
 """What a compilation may use."""
+
+_EXIT_SECONDS = 1.0
+"""How long a process whose output has ended may take to leave."""
 
 MAX_COMPILED_BYTES = 64 << 20
 """Largest compiled form: it is kept, and sent to the engine."""
@@ -63,7 +67,10 @@ class CompilerProcess:
                 self._end()
                 raise GrammarError(f"compiling it takes more than {self._seconds:g} seconds; simplify it") from None
             except EOFError:
+                was_ended = _was_ended_by_others(process) and not self._closed
                 self._end()
+                if was_ended:
+                    raise CompilerError("its process was ended from outside; send the request again") from None
                 raise GrammarError("the compiler ended over it, as too much memory or nesting does") from None
         if not answer.loaded:
             raise CompilerError(answer.error)
@@ -135,6 +142,13 @@ class CompilerProcess:
                 with contextlib.suppress(BrokenPipeError):  # what was not read is lost with the process
                     stream.close()
         process.wait()
+
+
+def _was_ended_by_others(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it was the machine or somebody else that ended a process whose output has ended."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_EXIT_SECONDS)
+    return process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def _receive(descriptor: int, count: int, deadline: float) -> bytes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import termios
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -16,7 +19,7 @@ from sglang_lite.grammar import compiler as compiling
 from sglang_lite.grammar.backends import BACKENDS, make_backend
 from sglang_lite.grammar.base import GrammarError, Vocabulary
 from sglang_lite.grammar.compiler import Compiled, GrammarCompiler
-from sglang_lite.grammar.process import CompilerProcess
+from sglang_lite.grammar.process import CompilerError, CompilerProcess
 from sglang_lite.types import Grammar, RequestError
 
 END = 257
@@ -72,7 +75,14 @@ def test_results_are_kept_by_content(compiler: GrammarCompiler) -> None:
     assert compiler.submit(Grammar("regex", "kept")) is not first
 
 
-def test_a_process_that_dies_costs_its_grammar_only() -> None:
+@pytest.mark.parametrize(
+    ("number", "kind", "message"),
+    [
+        pytest.param(signal.SIGSEGV, GrammarError, "ended over it", id="its grammar's fault"),
+        pytest.param(signal.SIGKILL, CompilerError, "ended from outside", id="nobody's fault that sent a grammar"),
+    ],
+)
+def test_a_process_that_dies_costs_its_grammar_only(number: int, kind: type[Exception], message: str) -> None:
     process = CompilerProcess("xgrammar", VOCABULARY, 30.0)
     try:
         assert process.compile(Grammar("regex", "a"))
@@ -84,13 +94,17 @@ def test_a_process_that_dies_costs_its_grammar_only() -> None:
         def compile_it() -> None:
             try:
                 results.set_result(process.compile(Grammar("regex", "b")))
-            except GrammarError as error:
+            except (GrammarError, CompilerError) as error:
                 results.set_exception(error)
 
         thread = threading.Thread(target=compile_it)
         thread.start()
-        running.kill()
-        with pytest.raises(GrammarError, match="ended over it"):
+        assert running.stdin is not None
+        while not fcntl.ioctl(running.stdin, termios.FIONREAD, bytes(4)).strip(b"\0"):
+            time.sleep(0.001)  # until the question is in the pipe
+        os.kill(running.pid, number)
+        os.kill(running.pid, signal.SIGCONT)
+        with pytest.raises(kind, match=message):
             results.result(30)
         thread.join()
         assert process.compile(Grammar("regex", "b")), "the next one gets a new process"
