@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 45, 60, 90, 120, 180, 240)
 
+_BLOCKS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
 
 class RouterMetrics:
     """Metrics under the names of the native runtime, and of SGLang's router where that measures the same."""
@@ -17,6 +19,15 @@ class RouterMetrics:
         self.stale = Counter("sgl_router_stale_requests", "Requests that expired.", registry=registry)
         self.active = Gauge("sgl_router_active_load", "Requests that workers have.", registry=registry)
         self.retries = Counter("smg_worker_retries", "Requests sent once more.", registry=registry)
+        self.affinity = Counter(
+            "sgl_router_decode_affinity", "Why decode workers were chosen.", ("result",), registry=registry
+        )
+        self.overlap = Histogram(
+            "sgl_router_overlap_blocks",
+            "Blocks of a prompt that its worker was known to hold; only where KV events tell.",
+            buckets=_BLOCKS,
+            registry=registry,
+        )
         self.duration = Histogram(
             "smg_http_request_duration_seconds",
             "Time to the end of an answer.",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_lite.router.policies import POLICIES
+from sglang_lite.router.manual_policy import ASSIGNMENTS
+from sglang_lite.router.policies import GENERAL, POLICIES
 
 
 def option(default: Any, text: str, **more: Any) -> Any:
@@ -17,13 +18,16 @@ def option(default: Any, text: str, **more: Any) -> Any:
 class PolicyOptions:
     """How a worker is chosen."""
 
-    policy: str = option("cache_aware", "how a worker is chosen", choices=tuple(POLICIES))
+    policy: str = option("cache_aware", "how a worker is chosen", choices=GENERAL)
     prefill_policy: str | None = option(None, "policy of the prefill pool", choices=tuple(POLICIES))
-    decode_policy: str | None = option(None, "policy of the decode pool", choices=tuple(POLICIES))
+    decode_policy: str | None = option(None, "policy of the decode pool", choices=GENERAL)
     cache_threshold: float = option(0.5, "share of a prompt that must be known to its worker", low=0, high=1)
     balance_abs_threshold: int = option(32, "difference of loads that is out of balance", low=0)
     balance_rel_threshold: float = option(1.1, "ratio of loads that is out of balance", low=1)
     max_tree_size: int = option(64 << 20, "size of a prefix tree", low=1024)
+    assignment_mode: str = option("random", "manual: how a new routing key is assigned", choices=ASSIGNMENTS)
+    max_idle_secs: float = option(14400.0, "manual: time after which an unused routing key is forgotten", above=0)
+    bucket_adjust_interval_secs: float = option(5.0, "bucket: time between two adjustments", above=0)
 
 
 @dataclass(frozen=True)

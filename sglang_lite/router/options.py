@@ -99,9 +99,6 @@ REFUSED = (
     "chat-template",
     "reasoning-parser",
     "tool-call-parser",
-    "assignment-mode",
-    "max-idle-secs",
-    "bucket-adjust-interval-secs",
     "eviction-interval-secs",
     "log-dir",
 )

@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sglang_lite.router.balance import least_loaded, out_of_balance
+from sglang_lite.router.bucket_policy import Bucket
+from sglang_lite.router.manual_policy import Manual
 from sglang_lite.router.prefix_tree import PrefixTree
 from sglang_lite.router.prompt import Prompt
 from sglang_lite.router.workers import Worker
@@ -22,16 +25,29 @@ class PolicyLimits:
         match: share of a prompt that must be known for its workers to be preferred.
         absolute, relative: loads are out of balance when max - min and max / min are above these.
         tree_bytes: size of a prefix tree.
+        bucket_seconds: time between two looks at the lengths of requests.
+        assignment, idle_seconds: how new routing keys are assigned, and when unused ones are forgotten.
     """
 
     match: float = 0.5
     absolute: int = 32
     relative: float = 1.1
     tree_bytes: int = 64 << 20
+    bucket_seconds: float = 5.0
+    assignment: str = "random"
+    idle_seconds: float = 14400.0
 
 
 class Policy(Protocol):
-    """Chooses among at least one worker."""
+    """Chooses among at least one worker.
+
+    Attributes:
+        reason: why the last choice was made, in a word.
+        overlap: blocks of the last prompt that its worker is known to hold; None where that is not known exactly.
+    """
+
+    reason: str
+    overlap: int | None
 
     def choose(self, workers: Sequence[Worker], prompt: Prompt) -> Worker: ...
 
@@ -43,6 +59,9 @@ class Policy(Protocol):
 
 
 class _Stateless:
+    reason = "spread"
+    overlap: int | None = None
+
     def sent(self, worker: Worker, prompt: Prompt) -> None:
         del worker, prompt
 
@@ -106,7 +125,11 @@ class ConsistentHashing(_Stateless):
             ring = sorted((_point(f"{url}#{number}".encode()), url) for url in urls for number in range(self._POINTS))
             self._points, self._owners = [point for point, _ in ring], [url for _, url in ring]
             self._urls = urls
-        key = prompt.routing_key.encode() if prompt.routing_key else prompt.key[: self._BEGINNING]
+        key = (
+            prompt.routing_key.encode("utf-8", "surrogateescape")
+            if prompt.routing_key
+            else prompt.key[: self._BEGINNING]
+        )
         wanted = _point(key)
         place = bisect.bisect(self._points, wanted) % len(self._points)
         return by_url[self._owners[place]]
@@ -119,27 +142,25 @@ class CacheAware:
         self._limits = limits
         self._tree = PrefixTree(limits.tree_bytes)
         self._turn = 0
+        self.reason = ""
+        self.overlap: int | None = None
 
     def choose(self, workers: Sequence[Worker], prompt: Prompt) -> Worker:
-        loads = [worker.load for worker in workers]
-        low, high = min(loads), max(loads)
         limits = self._limits
-        if high - low > limits.absolute and high > limits.relative * low:
-            return self._least(workers, loads, low)
+        self._turn += 1
+        if out_of_balance(workers, limits.absolute, limits.relative):
+            self.reason = "balance"
+            return least_loaded(workers, self._turn)
         bits = 0
         for worker in workers:
             bits |= 1 << worker.index
         length, holders = self._tree.match(prompt.key, bits)
         if length > limits.match * len(prompt.key):
             matching = [worker for worker in workers if holders >> worker.index & 1]
+            self.reason = "match"
             return min(matching, key=_load)
-        return self._least(workers, loads, low)
-
-    def _least(self, workers: Sequence[Worker], loads: Sequence[int], low: int) -> Worker:
-        """Equally loaded workers take turns, so that prompts spread while nothing runs."""
-        idle = [worker for worker, load in zip(workers, loads, strict=True) if load == low]
-        self._turn += 1
-        return idle[self._turn % len(idle)]
+        self.reason = "load"
+        return least_loaded(workers, self._turn)
 
     def sent(self, worker: Worker, prompt: Prompt) -> None:
         self._tree.insert(prompt.key, worker.index)
@@ -149,12 +170,16 @@ class CacheAware:
 
 
 POLICIES: dict[str, Callable[[PolicyLimits, random.Random], Policy]] = {
+    "bucket": lambda limits, generator: Bucket(limits.bucket_seconds, limits.absolute, limits.relative),
     "cache_aware": lambda limits, generator: CacheAware(limits),
     "consistent_hashing": lambda limits, generator: ConsistentHashing(),
+    "manual": lambda limits, generator: Manual(limits.assignment, limits.idle_seconds, generator),
     "power_of_two": lambda limits, generator: PowerOfTwo(generator),
     "random": lambda limits, generator: Random(generator),
     "round_robin": lambda limits, generator: RoundRobin(),
 }
+GENERAL = tuple(name for name in POLICIES if name != "bucket")
+"""Policies of any pool; ``bucket`` is for prefill, where the length of a prompt is the work."""
 
 
 def _load(worker: Worker) -> int:

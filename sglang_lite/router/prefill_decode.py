@@ -43,9 +43,11 @@ def choose_pair(call: Call) -> Pair:
     ported = [prefill for prefill in matched if prefill.bootstrap_port is not None]
     if not ported:
         raise RouterError("worker_misconfigured", "The prefill worker has no bootstrap port.")
-    prefill = context.policies["prefill"].choose(ported, call.prompt)
+    prefill = context.choose("prefill", ported, call.prompt)
     fitting = [decode for decode in decodes if compatible(prefill, decode)]
-    return Pair(prefill, context.policies["decode"].choose(fitting, call.prompt))
+    decode = context.choose("decode", fitting, call.prompt)
+    context.metrics.affinity.labels(context.policies["decode"].reason).inc()
+    return Pair(prefill, decode)
 
 
 def bootstrap_fields(call: Call, prefill: Worker) -> dict[str, Any]:

@@ -162,8 +162,7 @@ class Attempts:
         regular = [worker for worker in workers if worker.role == "regular"]
         ready = usable(regular, call.context.now, "no_healthy_workers")
         fresh = [worker for worker in ready if worker.url not in self._tried] or ready
-        policy = call.context.policies["regular"]
-        return policy.choose(fresh, call.prompt)
+        return call.context.choose("regular", fresh, call.prompt)
 
     async def _send(self, worker: Worker) -> web.StreamResponse | None:
         """One attempt; None when another one may follow."""
