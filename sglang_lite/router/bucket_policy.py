@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,7 +14,6 @@ from sglang_lite.router.prompt import Prompt
 from sglang_lite.router.workers import Worker
 
 _WINDOW = 4096
-_GOLDEN = 0.618033988749895
 
 
 class Bucket:
@@ -28,8 +28,14 @@ class Bucket:
     """
 
     def __init__(
-        self, seconds: float, absolute: int, relative: float, clock: Callable[[], float] = time.monotonic
+        self,
+        seconds: float,
+        absolute: int,
+        relative: float,
+        generator: random.Random,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._generator = generator
         self._seconds = seconds
         self._absolute = absolute
         self._relative = relative
@@ -53,9 +59,9 @@ class Bucket:
             self.reason = "balance" if self._sorted else "load"
             return least_loaded(workers, self._turn)
         self.reason = "bucket"
-        # A length that fills several ranges has a share in each; the golden ratio visits them evenly.
+        # A length that fills several ranges goes to each as often as its share there is large.
         low, high = self.share(length)
-        place = low + (self._turn * _GOLDEN) % 1.0 * (high - low)
+        place = low + self._generator.random() * (high - low)
         ordered = sorted(workers, key=lambda worker: worker.index)
         return ordered[min(int(place * len(ordered)), len(ordered) - 1)]
 

@@ -170,7 +170,7 @@ class CacheAware:
 
 
 POLICIES: dict[str, Callable[[PolicyLimits, random.Random], Policy]] = {
-    "bucket": lambda limits, generator: Bucket(limits.bucket_seconds, limits.absolute, limits.relative),
+    "bucket": lambda limits, generator: Bucket(limits.bucket_seconds, limits.absolute, limits.relative, generator),
     "cache_aware": lambda limits, generator: CacheAware(limits),
     "consistent_hashing": lambda limits, generator: ConsistentHashing(),
     "manual": lambda limits, generator: Manual(limits.assignment, limits.idle_seconds, generator),

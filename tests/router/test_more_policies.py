@@ -37,8 +37,8 @@ def prompt(length: int = 0, key: str | None = None) -> Prompt:
 
 def test_lengths_have_ranges_with_equal_work() -> None:
     clock, workers = Clock(), make_workers(4)
-    bucket = Bucket(5, 32, 1.1, clock)
-    lengths = [100] * 90 + [3000, 6000, 9000] * 10
+    bucket = Bucket(5, 32, 1.1, random.Random(0), clock)
+    lengths = [100] * 900 + [3000, 6000, 9000] * 100
     random.Random(1).shuffle(lengths)
     for length in lengths:
         bucket.choose(workers, prompt(length))
@@ -58,7 +58,7 @@ def test_lengths_have_ranges_with_equal_work() -> None:
 
 def test_boundaries_move_with_the_requests() -> None:
     clock, workers = Clock(), make_workers(2)
-    bucket = Bucket(5, 32, 1.1, clock)
+    bucket = Bucket(5, 32, 1.1, random.Random(0), clock)
     for scale, moment in ((1, 5), (100, 10)):
         for _ in range(4096):
             bucket.choose(workers, prompt(10 * scale))
@@ -71,7 +71,7 @@ def test_boundaries_move_with_the_requests() -> None:
 
 def test_one_length_is_spread_and_balance_wins() -> None:
     clock, workers = Clock(), make_workers(3)
-    bucket = Bucket(5, 32, 1.1, clock)
+    bucket = Bucket(5, 32, 1.1, random.Random(0), clock)
     bucket.choose(workers, prompt(7))
     clock.now = 5
     assert {bucket.choose(workers, prompt(7)).name for _ in range(9)} == {worker.name for worker in workers}
@@ -83,7 +83,7 @@ def test_one_length_is_spread_and_balance_wins() -> None:
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=60))
 def test_shares_are_in_the_order_of_lengths(lengths: list[int]) -> None:
     clock, workers = Clock(), make_workers(1)
-    bucket = Bucket(5, 32, 1.1, clock)
+    bucket = Bucket(5, 32, 1.1, random.Random(0), clock)
     for length in lengths:
         bucket.choose(workers, prompt(length))
     clock.now = 5
