@@ -9,6 +9,8 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sglang_lite.observability.transfers import SessionsLike, transfer_families
+
 
 class LoadLike(Protocol):
     """The load snapshot fields that are exported (``engine.info.LoadSnapshot`` has them)."""
@@ -69,6 +71,8 @@ class LoadLike(Protocol):
     def max_total_tokens(self) -> int: ...
     @property
     def token_usage(self) -> float: ...
+    @property
+    def transfers(self) -> SessionsLike | None: ...
 
 
 class EngineCollector(Collector):
@@ -104,6 +108,7 @@ class EngineCollector(Collector):
         self._sizes = {"weight": weight_bytes / 2**30, "kv_cache": kv_cache_bytes / 2**30}
         self._startup = dict(startup_seconds or {})
         self._has_ranks = num_replicas > 1
+        self._is_prefill = labels.get("engine_type") == "prefill"
         self.snapshots: Sequence[tuple[int, LoadLike]] = ()
         self.adapter_slots: tuple[int, int] | None = None
 
@@ -147,7 +152,11 @@ class EngineCollector(Collector):
         yield startup
         families: dict[str, Metric] = {}
         for replica, load in self.snapshots:
-            for family in (*self._gauges(load, replica), *self._counters(load, replica)):
+            for family in (
+                *self._gauges(load, replica),
+                *self._counters(load, replica),
+                *self._transfers(load, replica),
+            ):
                 first = families.setdefault(family.name, family)
                 if first is not family:
                     first.samples.extend(family.samples)
@@ -187,6 +196,11 @@ class EngineCollector(Collector):
             ]
         for name, text, value in gauges:
             yield self._gauge(name, text, value, replica)
+
+    def _transfers(self, load: LoadLike, replica: int) -> Iterator[Metric]:
+        if load.transfers is not None:
+            names, values = self._labels(replica)
+            yield from transfer_families(load.transfers, names, values, is_prefill=self._is_prefill)
 
     def _counters(self, load: LoadLike, replica: int) -> Iterator[Metric]:
         counters: list[tuple[str, str, float]] = [
