@@ -16,6 +16,7 @@ from sglang_lite.configuration import values
 from sglang_lite.configuration.option import Option, OptionSpec
 from sglang_lite.configuration.options.device import DeviceOptions
 from sglang_lite.configuration.options.disaggregation import DisaggregationOptions
+from sglang_lite.configuration.options.fleet import FleetOptions
 from sglang_lite.configuration.options.grpc import GrpcOptions
 from sglang_lite.configuration.options.http import HttpOptions
 from sglang_lite.configuration.options.lora import LoraOptions
@@ -23,11 +24,12 @@ from sglang_lite.configuration.options.memory import MemoryOptions
 from sglang_lite.configuration.options.model import ModelOptions
 from sglang_lite.configuration.options.observability import ObservabilityOptions
 
-_SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password", "tenants")
+_SECRETS = ("api_key", "admin_api_key", "router_api_key", "ssl_keyfile_password", "tenants")
 
 
 class ServerConfig(
     ObservabilityOptions,
+    FleetOptions,
     DisaggregationOptions,
     LoraOptions,
     DeviceOptions,

@@ -14,6 +14,9 @@ from sglang_lite.router.errors import RouterError
 from sglang_lite.router.registration import unwatch, watch
 from sglang_lite.router.workers import Worker
 
+INSTANCE = "instance"
+"""Label with which a worker says which process it is: another one at the same address takes its place."""
+
 
 class NewWorker(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``POST /workers``. Fields of SGLang's router that change nothing here are taken as they are."""
@@ -79,14 +82,35 @@ async def add_worker(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     try:
         wanted = msgspec.json.decode(await request.read(), type=NewWorker)
+        known = _same_process(context, wanted)
+        if known is not None:
+            return _accepted(known)
         worker = context.registry.add(
             wanted.url, role=wanted.worker_type, port=wanted.bootstrap_port, api_key=wanted.api_key
         )
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise RouterError("bad_request", str(error)) from None
+    worker.labels = wanted.labels or {}
     watch(context, worker)
+    return _accepted(worker)
+
+
+def _accepted(worker: Worker) -> web.Response:
     name = worker_id(worker)
     return _json({"status": "accepted", "worker_id": name, "location": f"/workers/{name}"}, 202)
+
+
+def _same_process(context: RouterContext, wanted: NewWorker) -> Worker | None:
+    """The worker that registers itself again; one whose process was replaced by another is removed."""
+    instance = (wanted.labels or {}).get(INSTANCE)
+    known = context.registry.workers.get(wanted.url.strip().rstrip("/"))
+    if instance is None or known is None:
+        return None
+    if known.labels.get(INSTANCE) == instance:
+        return known
+    unwatch(context, known)
+    context.registry.remove(known.url)
+    return None
 
 
 async def show_worker(request: web.Request) -> web.Response:
@@ -127,5 +151,6 @@ def _shown(worker: Worker) -> dict[str, Any]:
         "load": worker.load,
         "connection_mode": "grpc" if worker.is_grpc else "http",
         "circuit_breaker": worker.breaker.state.name.lower(),
+        **({"labels": worker.labels} if worker.labels else {}),
         **({"bootstrap_port": worker.bootstrap_port} if worker.bootstrap_port is not None else {}),
     }

@@ -56,6 +56,7 @@ class Worker:
     load: int = 0
     failed_checks: int = 0
     passed_checks: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
     host: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ from sglang_lite.server.health_routes import probe
 from sglang_lite.server.heartbeat import watch_heartbeat
 from sglang_lite.server.peers import Peers
 from sglang_lite.server.preflight import check_text_side
+from sglang_lite.server.router_registration import RouterRegistrations, check_fleet_options
 from sglang_lite.server.protocol_errors import JsonErrorRunner
 from sglang_lite.server.silent_clients import close_silent_clients, raise_file_limit
 from sglang_lite.server.tls import Certificates
@@ -42,7 +43,7 @@ _BACKLOG = 4096
 _WATCH_SECONDS = 0.25
 _ABORT_SECONDS = 1.0
 """How long the engine gets to take the abort at a shutdown, and then clients to receive the end of their requests."""
-_SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password", "--tenants")
+_SECRET_FLAGS = ("--api-key", "--admin-api-key", "--router-api-key", "--ssl-keyfile-password", "--tenants")
 PREFILL_DRAIN_SECONDS = 2.0
 EXIT_ENGINE_DIED = 3
 
@@ -63,6 +64,7 @@ def run_server(config: ServerConfig, command: Sequence[str] = CORE_COMMAND) -> i
         StartupError: a default is wrong, or the engine or the port cannot be had; nothing is left running.
     """
     check_text_side(config)
+    check_fleet_options(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, command))
 
@@ -144,8 +146,12 @@ async def _serve_engine(
             context.startup_seconds["ready"] = time.monotonic() - started_at
             logger.info("%s (%.1f s)", READY_LINE, context.startup_seconds["ready"])
             heartbeat = asyncio.create_task(watch_heartbeat(context))
+            registrations = RouterRegistrations(config, context.port)
+            registrations.start()
             died = await _until_end(context, workers, signals)
             heartbeat.cancel()
+            # Before the port is closed: what routers send after this finds other servers.
+            await _first(asyncio.create_task(registrations.leave()), signals.immediate)
             if died:
                 if engine.failure is None:
                     logger.error("front process %s ended by itself", workers.dead)
