@@ -20,6 +20,7 @@ class Head(msgspec.Struct, kw_only=True):
     stream: Any = None
     rid: Any = None
     return_logprob: Any = None
+    resume_from: msgspec.Raw = _EMPTY
     tools: msgspec.Raw = _EMPTY
     system: msgspec.Raw = _EMPTY
     messages: msgspec.Raw = _EMPTY

@@ -28,6 +28,7 @@ class RouterMetrics:
             buckets=_BLOCKS,
             registry=registry,
         )
+        self.moves = Counter("sgl_router_migrated_streams", "Streams that went on elsewhere.", registry=registry)
         self.duration = Histogram(
             "smg_http_request_duration_seconds",
             "Time to the end of an answer.",

@@ -41,6 +41,7 @@ class RouterOptions(PolicyOptions, LimitOptions, AccessOptions):
     retry_backoff_multiplier: float = option(1.5, "growth of the wait", low=1)
     retry_jitter_factor: float = option(0.2, "random share of the wait", low=0, high=1)
     disable_retries: bool = option(False, "one attempt")
+    migrate_streams: bool = option(False, "a stream whose worker breaks goes on at another one")
     cb_failure_threshold: int = option(3, "failures in a row that open a worker's breaker", low=1)
     cb_success_threshold: int = option(1, "probes in a row that close it", low=1)
     cb_timeout_duration_secs: float = option(30.0, "time from open to the first probe", low=0)
@@ -78,7 +79,6 @@ REFUSED = (
     "queue-timeout-secs",
     "rate-limit-tokens-per-second",
     "dp-aware",
-    "migrate-streams",
     "jwt-issuer",
     "jwt-audience",
     "jwt-jwks-uri",
@@ -151,6 +151,9 @@ def checked(options: RouterOptions) -> RouterOptions:
         if url in seen:
             raise StartupError(f"--worker-urls, --prefill or --decode: worker {url!r} is given twice")
         seen.add(url)
+    if options.migrate_streams and (options.disable_retries or options.is_paired):
+        other = "--disable-retries" if options.disable_retries else "prefill and decode workers"
+        raise StartupError(f"--migrate-streams: cannot be had with {other}; remove one of them")
     if regular and options.is_paired:
         raise StartupError("--worker-urls: with prefill and decode workers give --prefill and --decode only")
     return replace(options, worker_urls=regular, prefill=prefill, decode=decode)

@@ -16,6 +16,8 @@ from sglang_lite.router.access import CALLER, NOBODY
 from sglang_lite.router.body import Head, parse_head
 from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.errors import RouterError, error_body
+from sglang_lite.router.migration import HEADER as RESUMABLE
+from sglang_lite.router.migration import Movement, movement
 from sglang_lite.router.prompt import Prompt
 from sglang_lite.router.upstream import Upstream
 from sglang_lite.router.workers import Worker, usable
@@ -38,6 +40,7 @@ _DROPPED = frozenset(
         "expect",
         "accept-encoding",
         "x-sgl-decode-url",
+        RESUMABLE,
     }
 )
 _RETURNED = ("content-type", "retry-after", "cache-control", "x-accel-buffering", "www-authenticate")
@@ -49,6 +52,7 @@ _PREFIXES = {
     "/v1/responses": "resp-",
 }
 _ID = re.compile(r"[!-~]{1,256}")
+BROKEN = "The worker ended before its answer was complete."
 _ALPHABET = string.ascii_letters + string.digits
 
 
@@ -63,6 +67,7 @@ class Call:
     request_id: str
     headers: dict[str, str]
     prompt: Prompt
+    movement: Movement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,8 @@ def _routing_key(request: web.Request) -> str | None:
 async def forward(request: web.Request) -> web.StreamResponse:
     """Pass a request to one worker of its model."""
     call = await read_call(request)
+    if call.context.options.migrate_streams:
+        call.movement = movement(request.path, call.head)
     return await Attempts(call).run()
 
 
@@ -166,20 +173,24 @@ class Attempts:
 
     async def _send(self, worker: Worker) -> web.StreamResponse | None:
         """One attempt; None when another one may follow."""
-        call = self._call
+        call, moving = self._call, self._call.movement
+        body = call.body if moving is None else moving.body(call.body, call.head)
         try:
             async with Lease(call.context, worker) as lease:
-                response, reply = await exchange(call, worker, call.body, lease)
+                response, reply = await exchange(call, worker, body, lease, moving=moving)
         except RouterError as error:
             if error.code == "stale_request_expired":
                 raise
             self._error, self._reply = error, None
-            if error.code == "upstream_timeout":
+            if error.code == "upstream_timeout" and not has_begun(moving):
                 raise
             return None
         if response is not None:
             return response
         assert reply is not None
+        if has_begun(moving):  # not what a stream that has begun can end with
+            self._error = RouterError("upstream_unreachable", BROKEN)
+            return None
         if reply.status in _RETRIED:
             self._reply = reply
             return None
@@ -242,18 +253,22 @@ async def exchange(
     lease: Lease,
     extra: dict[str, str] | None = None,
     whole_stream: bool = False,
+    moving: Movement | None = None,
 ) -> tuple[web.StreamResponse | None, Reply | None]:
     """Send ``body`` to ``worker``: the streamed response, already sent, or the whole reply, not sent yet.
 
     ``extra`` are headers for the worker and the client; ``whole_stream`` reads streams like any other reply.
 
     Raises:
-        RouterError: upstream_unreachable or upstream_timeout, before anything went to the client.
+        RouterError: upstream_unreachable or upstream_timeout, before anything went to the client, or in the middle of a
+            stream that can move.
     """
     timeout = call.context.options.request_timeout_secs
     headers = {**call.headers, **(extra or {})}
     if worker.api_key:
         headers["authorization"] = f"Bearer {worker.api_key}"
+    if moving is not None:
+        headers[RESUMABLE] = "1"
     try:
         async with asyncio.timeout(timeout) as limit:
             async with call.context.request(
@@ -264,6 +279,8 @@ async def exchange(
                     limit.reschedule(None)
                     if worker.role == "regular":
                         call.context.policies["regular"].sent(worker, call.prompt)
+                    if moving is not None and (RESUMABLE in upstream.headers or has_begun(moving)):
+                        return await _movable_stream(call, upstream, lease, moving), None
                     return await _stream(call, upstream, lease, extra), None
                 data = await upstream.read()
                 kept = {name: upstream.headers[name] for name in _RETURNED if name in upstream.headers}
@@ -279,14 +296,20 @@ async def exchange(
         raise RouterError("upstream_unreachable", "The worker could not be reached.") from error
 
 
-async def _stream(call: Call, upstream: Upstream, lease: Lease, extra: dict[str, str] | None) -> web.StreamResponse:
-    """Pass a stream on as it comes. One that breaks ends with an error event and without [DONE]."""
+async def _begin_stream(call: Call, upstream: Upstream, extra: dict[str, str] | None) -> web.StreamResponse:
+    """Status and headers of a stream go to the client."""
     kept = {name: upstream.headers[name] for name in _RETURNED if name in upstream.headers}
     response = web.StreamResponse(
         status=upstream.status, headers={**kept, REQUEST_ID: call.request_id, **(extra or {})}
     )
     await response.prepare(call.request)
     call.request["stream"] = response
+    return response
+
+
+async def _stream(call: Call, upstream: Upstream, lease: Lease, extra: dict[str, str] | None) -> web.StreamResponse:
+    """Pass a stream on as it comes. One that breaks ends with an error event and without [DONE]."""
+    response = await _begin_stream(call, upstream, extra)
     content = upstream.content
     idle = call.context.options.request_timeout_secs
     try:
@@ -302,12 +325,54 @@ async def _stream(call: Call, upstream: Upstream, lease: Lease, extra: dict[str,
     except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
         lease.judge(False)
         code = "upstream_timeout" if isinstance(error, TimeoutError) else "upstream_unreachable"
-        ending = RouterError(code, "The worker ended before its answer was complete.")
-        return await end_stream(response, ending)
+        return await end_stream(response, RouterError(code, BROKEN))
     lease.judge(True)
     with suppress(ConnectionError):
         await response.write_eof()
     return response
+
+
+async def _movable_stream(call: Call, upstream: Upstream, lease: Lease, moving: Movement) -> web.StreamResponse:
+    """Pass on what has a mark; begins the client's stream unless another worker has.
+
+    Raises:
+        RouterError: the worker broke off; the stream may go on elsewhere.
+    """
+    if RESUMABLE not in upstream.headers:
+        raise RouterError("upstream_unreachable", BROKEN)  # it would begin again
+    if moving.response is None:
+        moving.response = await _begin_stream(call, upstream, None)
+    else:
+        moving.moves += 1
+        call.context.metrics.moves.inc()
+    idle = call.context.options.request_timeout_secs
+    try:
+        while True:
+            async with asyncio.timeout(idle):
+                data = await upstream.content.readany()
+            ready = moving.take(data) if data else moving.rest()
+            if moving.failed:
+                raise ConnectionError("the worker cannot go on")
+            if ready:
+                try:
+                    await moving.response.write(ready)
+                except ConnectionError:
+                    return moving.response  # the client is gone
+            if not data:
+                break
+    except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError) as error:
+        lease.judge(False)
+        code = "upstream_timeout" if isinstance(error, TimeoutError) else "upstream_unreachable"
+        raise RouterError(code, BROKEN) from error
+    lease.judge(True)
+    with suppress(ConnectionError):
+        await moving.response.write_eof()
+    return moving.response
+
+
+def has_begun(moving: Movement | None) -> bool:
+    """Whether a client has the beginning of a stream that can move."""
+    return moving is not None and moving.response is not None
 
 
 async def end_stream(response: web.StreamResponse, error: RouterError) -> web.StreamResponse:
