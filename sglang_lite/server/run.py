@@ -28,8 +28,8 @@ from sglang_lite.server.health_routes import probe
 from sglang_lite.server.heartbeat import watch_heartbeat
 from sglang_lite.server.peers import Peers
 from sglang_lite.server.preflight import check_text_side
-from sglang_lite.server.router_registration import RouterRegistrations, check_fleet_options
 from sglang_lite.server.protocol_errors import JsonErrorRunner
+from sglang_lite.server.router_registration import RouterRegistrations, check_fleet_options
 from sglang_lite.server.silent_clients import close_silent_clients, raise_file_limit
 from sglang_lite.server.tls import Certificates
 from sglang_lite.server.transfer_sites import TransferSites, transfer_sites
