@@ -219,6 +219,7 @@ class RequestColumns:
         timeout: float32[N], seconds from admission to the end, 0 for none.
         token_ids: int32[sum(num_tokens)], the prompts one after another.
         extras: index of the request in this batch -> its rare parts.
+        embeds: index -> float32[num_tokens of its prompt, hidden], for prompts of vectors, whose ids mean nothing.
     """
 
     key: Int64Array
@@ -240,6 +241,7 @@ class RequestColumns:
     timeout: Float32Array
     token_ids: Int32Array
     extras: dict[int, RequestExtras] = field(default_factory=dict)
+    embeds: dict[int, Float32Array] = field(default_factory=dict)
 
     def resumed(self, index: int) -> list[int]:
         """The output that request ``index`` resumes."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_lite.cache.namespace import join_namespace
 from sglang_lite.engine.adapter_registry import LoadedAdapter
 from sglang_lite.engine.limits import PreparedPrompt
 from sglang_lite.frontend.request import GenerateRequest
@@ -58,6 +59,11 @@ def build_columns(submissions: Sequence[Submission], default_timeout: float = 0.
         timeout=np.array([_timeout(request, default_timeout) for request in requests], np.float32),
         token_ids=np.concatenate([prompt.token_ids for prompt in prompts]),
         extras=extras,
+        embeds={
+            index: request.embeds.values[: len(prompt.token_ids)]
+            for index, (request, prompt) in enumerate(zip(requests, prompts, strict=True))
+            if request.embeds is not None
+        },
     )
 
 
@@ -67,7 +73,7 @@ def _extras(
     return RequestExtras(
         stop_token_ids=() if request.sampling.ignore_eos else request.sampling.stop_token_ids,
         logit_bias=request.sampling.logit_bias or None,
-        namespace=request.namespace if adapter is None else adapter.namespace + request.namespace,
+        namespace=_namespace(request, adapter),
         adapter_slot=NO_ADAPTER if adapter is None else adapter.slot,
         grammar=grammar,
         thinking=request.sampling.thinking if grammar else None,
@@ -77,6 +83,11 @@ def _extras(
         tenant_weight=request.tenant_weight,
         transfer=request.transfer,
     )
+
+
+def _namespace(request: GenerateRequest, adapter: LoadedAdapter | None) -> str:
+    name = request.namespace if adapter is None else adapter.namespace + request.namespace
+    return name if request.embeds is None else join_namespace(f"embeds-{request.embeds.name}", name)
 
 
 def _flags(request: GenerateRequest) -> int:

@@ -122,9 +122,11 @@ Event = OutputColumns | ControlEvent
 
 def encode_requests(columns: RequestColumns) -> Frame:
     """Ingress frame of N new requests."""
-    header = _ENCODER.encode(Admit(len(columns), columns.extras))
+    shapes = [(index, *matrix.shape) for index, matrix in columns.embeds.items()]
+    header = _ENCODER.encode(Admit(len(columns), columns.extras, shapes))
     token_ids = np.ascontiguousarray(columns.token_ids, _INT32)
-    return [header, _pack(columns, REQUEST_COLUMNS), token_ids.tobytes()]
+    vectors = [np.ascontiguousarray(matrix, _FLOAT32).tobytes() for matrix in columns.embeds.values()]
+    return [header, _pack(columns, REQUEST_COLUMNS), token_ids.tobytes(), *vectors]
 
 
 def encode_keys(header: Abort | Finish, keys: Sequence[int] | Int64Array) -> Frame:
@@ -165,8 +167,8 @@ def decode_command(frame: Sequence[bytes]) -> Command:
     """
     header = _decode_header(_COMMANDS, frame)
     if isinstance(header, Admit):
-        _expect_parts(frame, 3)
-        return _unpack_requests(header, frame[1], frame[2])
+        _expect_parts(frame, 3 + len(header.embeds))
+        return _unpack_requests(header, frame[1], frame[2], frame[3:])
     if isinstance(header, (Abort, Finish)):
         _expect_parts(frame, 2)
         return Keys(header, _view(frame[1], _INT64, len(frame[1]) // 8, 0))
@@ -220,7 +222,9 @@ def _unpack(buffer: bytes, table: ColumnTable, count: int) -> dict[str, Any]:
     return columns
 
 
-def _unpack_requests(header: Admit, buffer: bytes, token_buffer: bytes) -> RequestColumns:
+def _unpack_requests(
+    header: Admit, buffer: bytes, token_buffer: bytes, vector_buffers: Sequence[bytes]
+) -> RequestColumns:
     columns = _unpack(buffer, REQUEST_COLUMNS, header.count)
     token_ids = _view(token_buffer, _INT32, len(token_buffer) // 4, 0)
     lengths = columns["num_tokens"]
@@ -230,7 +234,12 @@ def _unpack_requests(header: Admit, buffer: bytes, token_buffer: bytes) -> Reque
         raise FrameError(f"num_tokens add up to {int(lengths.sum(dtype=np.int64))}, but {len(token_ids)} ids came")
     if any(not 0 <= index < header.count for index in header.extras):
         raise FrameError(f"extras name a request outside 0..{header.count - 1}")
-    return RequestColumns(**columns, token_ids=token_ids, extras=header.extras)
+    embeds = {}
+    for (index, rows, width), vectors in zip(header.embeds, vector_buffers, strict=True):
+        if not 0 <= index < header.count or not 0 < rows <= int(lengths[index]) or width < 1:
+            raise FrameError(f"vectors [{rows}, {width}] for request {index} of {header.count} do not fit its prompt")
+        embeds[index] = _view(vectors, _FLOAT32, rows * width, 0).reshape(rows, width)
+    return RequestColumns(**columns, token_ids=token_ids, extras=header.extras, embeds=embeds)
 
 
 def _pack_logprobs(records: list[LogprobRecord]) -> bytes:

@@ -21,10 +21,15 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
 
 
 class Admit(_Header, frozen=True, tag="admit"):
-    """New requests: ``count`` rows of columns in the first buffer, their token ids in the second."""
+    """New requests: ``count`` rows of columns in the first buffer, their token ids in the second.
+
+    Attributes:
+        embeds: (request, vectors, width) of the prompts that are vectors, each of which has a further buffer.
+    """
 
     count: int
     extras: dict[int, RequestExtras] = {}
+    embeds: list[tuple[int, int, int]] = []
 
 
 class Abort(_Header, frozen=True, tag="abort"):

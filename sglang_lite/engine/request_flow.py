@@ -156,8 +156,8 @@ class RequestFlow:
         return live
 
     async def _token_ids(self, request: GenerateRequest) -> Sequence[int]:
-        if request.input_ids is not None:
-            return request.input_ids
+        if (known := request.known_ids) is not None:
+            return known
         if request.text is None:
             raise RequestError("Either text, input_ids or input_embeds should be provided.", field="text")
         if self._pool is None:

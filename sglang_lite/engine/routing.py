@@ -101,4 +101,5 @@ def select_requests(columns: RequestColumns, indices: Sequence[int]) -> RequestC
         timeout=columns.timeout[chosen],
         token_ids=np.concatenate(pieces) if pieces else columns.token_ids[:0],
         extras={new: columns.extras[old] for new, old in enumerate(indices) if old in columns.extras},
+        embeds={new: columns.embeds[old] for new, old in enumerate(indices) if old in columns.embeds},
     )

@@ -28,6 +28,7 @@ from sglang_lite.execution.device_inputs import (
 )
 from sglang_lite.execution.device_sampler import DeviceSampler
 from sglang_lite.execution.draft_model import Drafter
+from sglang_lite.execution.embedded_prompts import given_embeddings
 from sglang_lite.execution.grammar_masks import NO_GUESSES, ConstrainedStep, GrammarMasks, Guesses, Matchers, advance
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
@@ -35,6 +36,7 @@ from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.recurrent_state import RecurrentStatePool
 from sglang_lite.execution.streams import FinishedStep, LaunchedStep, PendingStep, PlanGate, TokenBuffers
 from sglang_lite.execution.verification import Verification, verification_of
+from sglang_lite.layers.given_embeddings import GivenEmbeddings
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup
 from sglang_lite.models.base import CausalLanguageModel, RecurrentLanguageModel
 from sglang_lite.scheduler.plan import SamplingColumns, ScoredPositions, StepOutput, StepPlan
@@ -205,8 +207,8 @@ class DeviceRunner:
             return self._forward_recurrent(plan, self._recurrent)
         if self.adapters is not None:
             self.adapters.select(plan)
-            if plan.adapter_slots is not None:
-                return self._forward_together(plan)
+        if plan.adapter_slots is not None or plan.embedded:
+            return self._forward_together(plan)
         if plan.num_decode == len(plan.rows):
             return self._decode(whole_plan(plan), plan.sample_index)
         if self._side_by_side and plan.num_decode:
@@ -216,7 +218,8 @@ class DeviceRunner:
     def _forward_together(self, plan: StepPlan) -> _Forwarded:
         """All rows in one pass that is not captured."""
         inputs, attention_plan = self._prepare(self._lane, whole_plan(plan), plan.sample_index)
-        return _forwarded(self._run_model(inputs, attention_plan), inputs)
+        given = given_embeddings(plan, self._device.upload)
+        return _forwarded(self._run_model(inputs, attention_plan, given), inputs)
 
     def _decode(self, part: PlanPart, sample_index: Int32Array) -> _Forwarded:
         """A step of decode rows, captured where it can be."""
@@ -264,13 +267,17 @@ class DeviceRunner:
             raise TypeError(f"{type(model).__name__} has a pool of states and takes none")
         ids = token_ids(inputs, inputs.paged.num_decode, self._last_token)
         positions = inputs.paged.positions.device.long()
-        return _forwarded(model.forward(ids, positions, self._pool, attention_plan, states.step(plan)), inputs)
+        given = given_embeddings(plan, self._device.upload)
+        hidden = model.forward(ids, positions, self._pool, attention_plan, states.step(plan), given=given)
+        return _forwarded(hidden, inputs)
 
-    def _run_model(self, inputs: StepInputs, attention_plan: AttentionPlan) -> Tensor:
+    def _run_model(
+        self, inputs: StepInputs, attention_plan: AttentionPlan, given: GivenEmbeddings | None = None
+    ) -> Tensor:
         """Hidden states [T, hidden]. Reads nothing but device memory, so that it can be captured."""
         ids = token_ids(inputs, inputs.paged.num_decode, self._last_token)
         positions = inputs.paged.positions.device.long()
-        return self._model.forward(ids, positions, self._pool, attention_plan)
+        return self._model.forward(ids, positions, self._pool, attention_plan, given=given)
 
     def _sampling_hidden(self, plan: StepPlan, forwarded: _Forwarded) -> Tensor:
         """[S, hidden]: the last token of each row that samples."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionPlan, KVGeometry, Operations
 from sglang_lite.execution.draft_model import Drafter
+from sglang_lite.execution.embedded_prompts import given_embeddings
 from sglang_lite.execution.grammar_masks import GrammarMasks, advance, upload_to_host
 from sglang_lite.execution.host_batch import attention_batch
 from sglang_lite.execution.kv_pool import allocate_kv_pool
@@ -118,11 +119,12 @@ class ModelRunner:
         return StepOutput(plan.step, tokens, scored, counts)
 
     def _forward(self, plan: StepPlan, positions: Tensor, attention_plan: AttentionPlan) -> Tensor:
-        ids = self._input_ids(plan)
+        ids, given = self._input_ids(plan), given_embeddings(plan, torch.from_numpy)
         if self._recurrent is None:
-            return self._model.forward(ids, positions, self.pool, attention_plan)
+            return self._model.forward(ids, positions, self.pool, attention_plan, given=given)
         assert isinstance(self._model, RecurrentLanguageModel)  # or there would be no states
-        return self._model.forward(ids, positions, self.pool, attention_plan, self._recurrent.step(plan))
+        states = self._recurrent.step(plan)
+        return self._model.forward(ids, positions, self.pool, attention_plan, states, given=given)
 
     def _input_ids(self, plan: StepPlan) -> Tensor:
         """int64[T]: a decode row's token comes from the step before, wherever the plan does not name it."""

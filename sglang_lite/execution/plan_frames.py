@@ -67,7 +67,13 @@ _DECODER: msgspec.msgpack.Decoder[_PlanHeader | StopFollowing] = msgspec.msgpack
 
 
 def encode_plan(plan: StepPlan) -> PlanFrame:
-    """The frame of a plan. Its arrays are copied, so the plan's owner may change them afterwards."""
+    """The frame of a plan. Its arrays are copied, so the plan's owner may change them afterwards.
+
+    Raises:
+        ValueError: the plan has prompts of vectors, which fronts refuse for a model that ranks share.
+    """
+    if plan.embedded:
+        raise ValueError("prompts that are vectors cannot be sent to other ranks")
     arrays = [np.ascontiguousarray(getattr(plan, name), dtype) for name, dtype in _ARRAYS]
     scores = [
         _Scores(
@@ -139,6 +145,7 @@ def decode_plan(frame: Sequence[bytes]) -> StepPlan | None:
         draft_lens=draft_lens,
         matchers={},  # of rank 0, which draws the tokens
         num_verify=header.num_verify,
+        embedded=(),
         **arrays,
     )
 

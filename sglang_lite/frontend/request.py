@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,25 @@ if TYPE_CHECKING:
     from sglang_lite.frontend.sessions import Turn
 
 
+@dataclass(slots=True, frozen=True, eq=False)
+class PromptVectors:
+    """A prompt that is vectors instead of tokens.
+
+    Attributes:
+        values: float32[T, hidden], finite.
+        name: only sequences of the same prompt may use what the prefix cache has under it, since the tokens that stand
+            for the vectors do not tell prompts apart.
+    """
+
+    values: Float32Array
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
+
+
 @dataclass(slots=True, kw_only=True)
 class GenerateRequest:
     """One sequence to generate (a batch or ``n`` > 1 is several of these).
 
-    Exactly one of ``text`` and ``input_ids`` is set; both are already validated for type.
+    Exactly one of ``text``, ``input_ids`` and ``embeds`` is set, already validated for type.
 
     Attributes:
         request_id: what the client calls it (``rid``); unique among live requests.
@@ -37,6 +52,7 @@ class GenerateRequest:
     request_id: str
     text: str | None = None
     input_ids: list[int] | None = None
+    embeds: PromptVectors | None = None
     prompt_field: str = ""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     add_special_tokens: bool = True
@@ -61,6 +77,11 @@ class GenerateRequest:
     def __post_init__(self) -> None:
         if not self.prompt_field:
             self.prompt_field = "text" if self.input_ids is None else "input_ids"
+
+    @property
+    def known_ids(self) -> list[int] | None:
+        """The prompt's tokens, None while it is text; of vectors, some token that every vocabulary has for each."""
+        return self.input_ids if self.embeds is None else [0] * len(self.embeds.values)
 
     @property
     def resumed_ids(self) -> list[int]:

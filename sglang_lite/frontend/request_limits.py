@@ -33,6 +33,7 @@ class RequestLimits:
         top_logprobs: of ``/generate``; openai_top_logprobs: of the OpenAI routes.
         sessions, session_bytes: open at a time, and what all of them hold; session_seconds: the longest time-out of
             one that nobody uses, and that of a session without a time-out of its own.
+        embedding_values: numbers in ``input_embeds``.
     """
 
     body_bytes: int = 32 * 1024 * 1024
@@ -60,6 +61,7 @@ class RequestLimits:
     sessions: int = 1024
     session_bytes: int = 256 * 1024 * 1024
     session_seconds: float = 3600.0
+    embedding_values: int = 4 * 1024 * 1024
 
 
 LIMITS: Final = RequestLimits()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionPlan
+from sglang_lite.layers.given_embeddings import GivenEmbeddings
 from sglang_lite.layers.recurrent_step import RecurrentStep
 from sglang_lite.models.model_description import RecurrentDescription
 
@@ -27,8 +28,19 @@ class CausalLanguageModel(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def forward(self, token_ids: Tensor, positions: Tensor, pool: Tensor, plan: AttentionPlan) -> Tensor:
-        """int64[T] ids and positions -> [T, hidden], after the final norm. Writes the tokens' KV into the pool."""
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        pool: Tensor,
+        plan: AttentionPlan,
+        *,
+        given: GivenEmbeddings | None = None,
+    ) -> Tensor:
+        """int64[T] ids and positions -> [T, hidden], after the final norm. Writes the tokens' KV into the pool.
+
+        ``given`` takes the place of what the embedding makes of some tokens.
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, hidden] -> float32[S, vocab]."""
@@ -52,5 +64,7 @@ class RecurrentLanguageModel(Protocol):
         pool: Tensor,
         plan: AttentionPlan,
         recurrent: RecurrentStep | None = None,
+        *,
+        given: GivenEmbeddings | None = None,
     ) -> Tensor:
         """As ``CausalLanguageModel.forward``; ``recurrent`` is needed, and the states in it are moved on."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionPlan, Operations, PackedLinear
 from sglang_lite.layers.feed_forward import FeedForward
+from sglang_lite.layers.given_embeddings import GivenEmbeddings
 from sglang_lite.layers.parallel import ParallelEmbedding
 from sglang_lite.layers.rotary import RotaryTable
 from sglang_lite.layers.self_attention import SelfAttention
@@ -61,11 +62,21 @@ class DenseDecoder:
         self._lm_head = lm_head
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, pool: Tensor, plan: AttentionPlan) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        pool: Tensor,
+        plan: AttentionPlan,
+        *,
+        given: GivenEmbeddings | None = None,
+    ) -> Tensor:
         """int64[T] ids and positions -> [T, hidden], after the final norm. Writes the tokens' KV into the pool."""
         add_rms_norm, eps = self._ops.add_rms_norm, self._eps
         cos, sin = self._rotary.at(positions)
         residual = self._embed(token_ids)
+        if given is not None:
+            residual = given.put_into(residual)
         x = self._ops.rms_norm(residual, self._first_norm, eps)
         for layer in self._layers:
             x = layer.attention(x, cos, sin, pool, plan)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionPlan, Operations, PackedLinear
 from sglang_lite.layers.attention import Attention
+from sglang_lite.layers.given_embeddings import GivenEmbeddings
 from sglang_lite.layers.mlp import GatedMLP
 from sglang_lite.layers.parallel import ParallelEmbedding
 from sglang_lite.layers.rotary import RotaryTable
@@ -77,11 +78,21 @@ class GemmaDecoder:
         self._logit_cap = logit_cap
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, pool: Tensor, plan: AttentionPlan) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        pool: Tensor,
+        plan: AttentionPlan,
+        *,
+        given: GivenEmbeddings | None = None,
+    ) -> Tensor:
         """int64[T] ids and positions -> [T, hidden], after the final norm. Writes the tokens' KV into the pool."""
         ops, eps = self._ops, self._eps
         whole, local = self._rotary.at(positions), self._local_rotary.at(positions)
         residual = self._embedding(token_ids) * self._embedding_scale
+        if given is not None:
+            residual = given.put_into(residual)
         x = ops.rms_norm(residual, self._first_norm, eps)
         for layer in self._layers:
             cos, sin = local if layer.is_local else whole

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sglang_lite.adapters.base import AttentionPlan, Operations, PackedLinear
 from sglang_lite.layers.feed_forward import FeedForward
+from sglang_lite.layers.given_embeddings import GivenEmbeddings
 from sglang_lite.layers.parallel import ParallelEmbedding
 from sglang_lite.layers.recurrent_step import RecurrentStep
 from sglang_lite.layers.rotary import RotaryTable
@@ -92,12 +93,16 @@ class HybridDecoder:
         pool: Tensor,
         plan: AttentionPlan,
         recurrent: RecurrentStep | None = None,
+        *,
+        given: GivenEmbeddings | None = None,
     ) -> Tensor:
         """int64[T] ids and positions -> [T, hidden], after the final norm. Writes KV and states of the tokens."""
         if recurrent is None:
             raise ValueError("this model has recurrent layers; its forward pass needs their states")
         add_rms_norm, eps = self._ops.add_rms_norm, self._eps
         residual = self._embed(token_ids)
+        if given is not None:
+            residual = given.put_into(residual)
         cos, sin = self._rotary.at(positions) if self._rotary is not None else (residual[:0], residual[:0])
         step = HybridStep(cos, sin, pool, plan, recurrent)
         x = self._ops.rms_norm(residual, self._first_norm, eps)

@@ -53,6 +53,7 @@ def admit(state: SchedulerState, columns: RequestColumns, now: float, matchers: 
             params[index], special[index], tokens, state.next_order, now, extras, matchers.get(index), reading
         )
         request.tenant = tenant
+        request.embeds = columns.embeds.get(index)
         request.admitted_before = state.queue.num_admitted
         state.requests[key] = request
         if request.has_peer:

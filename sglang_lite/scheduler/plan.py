@@ -77,6 +77,19 @@ class LogprobRequest:
 
 
 @dataclass(slots=True, frozen=True)
+class EmbeddedTokens:
+    """Tokens of a plan whose embedding is given, because the prompt was sent as vectors.
+
+    Attributes:
+        first: position of the first one among the plan's tokens.
+        values: float32[n, hidden], of it and those behind it.
+    """
+
+    first: int
+    values: Float32Array
+
+
+@dataclass(slots=True, frozen=True)
 class StepPlan:
     """One forward pass over B rows and T tokens: decode rows first, then prefill chunks.
 
@@ -112,6 +125,7 @@ class StepPlan:
             them, plan after plan: it masks what a matcher forbids and tells it what was drawn. So the scheduler plans
             ahead as ever, and a grammar costs the other rows nothing but the time of its mask. Where plans are not
             made ahead, the scheduler asks a matcher between two of them for the text that it forces.
+        embedded: prompts that were sent as vectors; the ids of these tokens mean nothing.
     """
 
     step: int
@@ -134,6 +148,7 @@ class StepPlan:
     draft_lens: Int32Array | None = None
     num_verify: int = 0
     matchers: dict[int, TokenMatcher] = field(default_factory=dict)
+    embedded: tuple[EmbeddedTokens, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 from sglang_lite.scheduler import lifecycle, waits
 from sglang_lite.scheduler.decode import DecodeStep
 from sglang_lite.scheduler.drafting import DraftStep
+from sglang_lite.scheduler.embeddings import embedded_tokens
 from sglang_lite.scheduler.logprobs import logprob_requests
 from sglang_lite.scheduler.plan import StepPlan
 from sglang_lite.scheduler.prefill import select_chunks
@@ -118,6 +119,7 @@ class Planner:
             draft_lens=None if drafts is None else _with_zeros(drafts.lens, len(sampling_chunks)),
             num_verify=0 if drafts is None else count - drafts.num_plain,
             matchers=sample.matchers,
+            embedded=embedded_tokens(chunks, len(columns.input_ids)) if chunks else (),
             adapter_slots=state.table.adapter_slot[columns.rows] if state.table.num_adapted else None,
         )
         return InFlight(plan, sample, sample_lens, chunks, scored)

@@ -10,7 +10,15 @@ import numpy.typing as npt
 
 from sglang_lite.scheduler.timelines import Timeline
 from sglang_lite.scheduler.waits import NO_READING, Reading
-from sglang_lite.types import EMPTY_EXTRAS, Int32Array, RequestColumns, RequestExtras, RequestFlags, UInt8Array
+from sglang_lite.types import (
+    EMPTY_EXTRAS,
+    Float32Array,
+    Int32Array,
+    RequestColumns,
+    RequestExtras,
+    RequestFlags,
+    UInt8Array,
+)
 
 if TYPE_CHECKING:
     from sglang_lite.cache import Node
@@ -118,6 +126,7 @@ class Request:
         lent: a peer may read or write its pages; they outlive it in a hold.
         has_peer: a session of it is open, or is to be.
         sent_pages: pages of the prompt that were noted as written.
+        embeds: float32[prompt_length, hidden], the prompt of a request that sent vectors; its tokens mean nothing then.
         matcher: where the output stands in its grammar, None without one. Kept over preemptions: the output is too.
     """
 
@@ -127,6 +136,7 @@ class Request:
         "arrival",
         "cached_tokens",
         "computed",
+        "embeds",
         "extras",
         "has_peer",
         "incoming",
@@ -203,6 +213,7 @@ class Request:
                 special |= Special.STOP_TOKENS
             if extras.logit_bias:
                 special |= Special.LOGIT_BIAS
+        self.embeds: Float32Array | None = None
         self.matcher = matcher
         if matcher is not None:
             special |= Special.GRAMMAR

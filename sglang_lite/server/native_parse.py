@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from sglang_lite.frontend.fields import wrong_type
 from sglang_lite.frontend.parsing.reasoning import REASONING_FORMATS
-from sglang_lite.frontend.request import GenerateRequest
+from sglang_lite.frontend.request import GenerateRequest, PromptVectors
 from sglang_lite.frontend.request_ids import parse_request_id
 from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.frontend.validation import parse_sampling_params, parse_token_ids, parse_token_ids_logprob
@@ -21,11 +22,12 @@ from sglang_lite.server.classification import refuse_classifier
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.hidden_states import HiddenStates, read_hidden_states
 from sglang_lite.server.identity import ID_FIELDS
+from sglang_lite.server.prompt_embeddings import check_embedded, read_embeddings
 from sglang_lite.server.sequences import Prompt, check_count, choice_sampling, namespace_of, read_priority
 from sglang_lite.server.session_turns import read_session_id, read_session_params
 from sglang_lite.server.transfer_fields import add_transfers
 from sglang_lite.server.unsupported import refuse_unsupported, wanted_replica
-from sglang_lite.types import RequestError, SamplingParams
+from sglang_lite.types import Float32Array, RequestError, SamplingParams
 
 _NO_PROMPT = "Either text, input_ids or input_embeds should be provided."
 _SCALAR_LOGPROB_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num")
@@ -78,6 +80,17 @@ class _Batch:
         """One small object a prompt with its values of ``names``."""
         columns = {name: self.column(name) for name in names}
         return [{name: column[index] for name, column in columns.items()} for index in range(self.count)]
+
+
+def _read_any_prompts(context: ServerContext, body: Mapping[str, Any]) -> tuple[Sequence[Prompt | Float32Array], bool]:
+    """As ``read_prompts``; ``input_embeds`` are taken too."""
+    if body.get("input_embeds") is None:
+        return read_prompts(context, body)
+    other = next((name for name in ("text", "input_ids") if body.get(name) is not None), None)
+    if other is not None:
+        raise RequestError(f"{other} and input_embeds are both set; send exactly one of them", field=other)
+    check_embedded(body)
+    return read_embeddings(context, body)
 
 
 def read_prompts(context: ServerContext, body: Mapping[str, Any]) -> tuple[list[Prompt], bool]:
@@ -175,10 +188,10 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         RequestError: a field is wrong or asks for something that is not supported.
     """
     refuse_classifier(context)
-    refuse_unsupported(body, context.config)
+    refuse_unsupported(body, context.config, takes_embeds=True)
     replica = wanted_replica(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
     stream = fields.boolean(body, "stream")
-    prompts, is_batch = read_prompts(context, body)
+    prompts, is_batch = _read_any_prompts(context, body)
     batch = _Batch(body, len(prompts), is_batch)
     requests = _requests(context, batch, prompts, stream=stream)
     affinity = read_session_id(body)
@@ -196,8 +209,11 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
     )
 
 
-def _requests(context: ServerContext, batch: _Batch, prompts: list[Prompt], *, stream: bool) -> list[GenerateRequest]:
-    source = "text" if batch.body.get("text") is not None else "input_ids"
+def _requests(
+    context: ServerContext, batch: _Batch, prompts: Sequence[Prompt | Float32Array], *, stream: bool
+) -> list[GenerateRequest]:
+    sources = ("text", "input_ids", "input_embeds")
+    source = next(name for name in sources if batch.body.get(name) is not None)
     samplings = _samplings(context, batch)
     choices = samplings[0].n
     check_count(batch.count, choices, source)
@@ -210,12 +226,14 @@ def _requests(context: ServerContext, batch: _Batch, prompts: list[Prompt], *, s
     for item, (prompt, sampling, row) in enumerate(zip(prompts, samplings, rows, strict=True)):
         start = fields.integer(row, "logprob_start_len", minimum=-1)
         top = fields.integer(row, "top_logprobs_num", minimum=0, maximum=LIMITS.top_logprobs)
+        vectors = PromptVectors(prompt) if isinstance(prompt, np.ndarray) else None
         for choice in range(choices):
             requests.append(
                 GenerateRequest(
                     request_id=ids[item] if choices == 1 else f"{ids[item]}_{choice}",
                     text=prompt if isinstance(prompt, str) else None,
-                    input_ids=None if isinstance(prompt, str) else prompt,
+                    input_ids=prompt if isinstance(prompt, list) else None,
+                    embeds=vectors,
                     prompt_field=f"{source}[{item}]" if batch.is_batch else source,
                     sampling=choice_sampling(sampling, choice),
                     stream=stream,

@@ -17,6 +17,7 @@ from sglang_lite.server.generation import MergedStream, collect
 from sglang_lite.server.identity import Identity
 from sglang_lite.server.native_format import NativeFormat, NativeWriter
 from sglang_lite.server.native_parse import read_call
+from sglang_lite.server.off_loop import off_loop
 from sglang_lite.server.resumable import take_over
 from sglang_lite.server.session_turns import session_turns
 from sglang_lite.server.text_length import refuse_endless_texts
@@ -31,7 +32,9 @@ async def generate(request: web.Request) -> web.StreamResponse:
 async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse | dict[str, Any] | list[Any]:
     """The reply to a body of ``/generate``: an object, a list for a batch, or a stream that was sent."""
     context = context_of(request)
-    call = read_call(context, body, request.headers)
+    # Vectors are many numbers; other bodies are read in microseconds.
+    reading = off_loop(request, read_call, context, body, request.headers) if body.get("input_embeds") else None
+    call = read_call(context, body, request.headers) if reading is None else await reading
     parse_body(body, GenerateBody)
     name = call.requests[0].request_id
     call.requests[0].request_id = take_over(request, body, call.requests, Identity(name, name), 0)[0].shown

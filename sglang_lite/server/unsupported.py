@@ -16,7 +16,7 @@ _TEXT_ONLY = "this server takes text and token ids only; send the prompt as text
 _NOT_RECORDED = "it is not recorded; leave it out"
 _FLAT = "log-probabilities come as nested lists only; use return_logprob with top_logprobs_num"
 _REASONS = {
-    "input_embeds": "prompts are text or token ids; send text or input_ids instead",
+    "input_embeds": "only /generate takes them",
     "image_data": _TEXT_ONLY,
     "video_data": _TEXT_ONLY,
     "audio_data": _TEXT_ONLY,
@@ -43,8 +43,11 @@ def _is_set(value: Any) -> bool:
     return any(map(_is_set, value)) if isinstance(value, list) else value is not None
 
 
-def refuse_unsupported(body: Mapping[str, Any], config: ServerConfig) -> None:
+def refuse_unsupported(body: Mapping[str, Any], config: ServerConfig, *, takes_embeds: bool = False) -> None:
     """Check the fields of a generation request that ask for something else than plain generation.
+
+    Args:
+        takes_embeds: the caller reads ``input_embeds``.
 
     Raises:
         RequestError: 501 for prefill/decode fields on a server without that role, 400 for the rest.
@@ -55,7 +58,7 @@ def refuse_unsupported(body: Mapping[str, Any], config: ServerConfig) -> None:
                 f"{name} needs a server started with --disaggregation-mode prefill or decode", status=501, field=name
             )
     for name in _REASONS.keys() & body.keys():
-        if body[name] and _is_set(body[name]):
+        if body[name] and _is_set(body[name]) and not (takes_embeds and name == "input_embeds"):
             raise RequestError(f"{name} is not supported: {_REASONS[name]}", field=name)
 
 

@@ -6,10 +6,12 @@ in float32 here, so that rounding does not decide between two tokens.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,12 +20,15 @@ from sglang_lite.adapters.capability import CapabilityRecord
 from sglang_lite.adapters.cuda.operations import CudaOperations
 from sglang_lite.execution import build, build_device
 from sglang_lite.execution.device_runner import DeviceRunner
+from sglang_lite.frontend.request import GenerateRequest, PromptVectors
+from sglang_lite.types import SamplingParams
 from tests.support.host_device import HostDevice
+from tests.support.in_process_engine import InProcessEngine, write_character_tokenizer
 from tests.support.kernel_doubles import HOPPER
 from tests.support.kernel_doubles.capture import is_recording
 from tests.support.kernel_doubles.checks import Precision
 from tests.support.kernel_doubles.everything import installed_everything
-from tests.support.tiny_checkpoints import CASES, save_checkpoint
+from tests.support.tiny_checkpoints import CASES, COMMON, save_checkpoint
 
 PROMPTS = [[5, 6, 7, 8, 9] * 4, [40, 41], [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 60, 61], [9] * 11, list(range(10, 50))]
 SAMPLINGS: list[dict[str, Any]] = [
@@ -100,3 +105,30 @@ def test_answers_are_those_of_the_host(
     assert (device.captures > 0) is (way != "launched")
     assert (sum(verified) > 0) is (way == "guesses")
     assert ("wait on prefill" in device.log) is (way == "side by side")
+
+
+async def outputs_of(model: Path, vectors: list[np.ndarray], device: str, **options: Any) -> list[list[int]]:
+    """Answers to prompts of vectors, and of tokens between them, in one batch."""
+    settings = {"max_total_tokens": 1024, "max_running_requests": 8, "page_size": 4, **options}
+    engine = InProcessEngine(model, device=device, **settings)
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
+    given = [PromptVectors(rows) for rows in vectors]
+    requests = [GenerateRequest(request_id=f"v{i}", embeds=rows, sampling=sampling) for i, rows in enumerate(given)]
+    requests += [GenerateRequest(request_id=f"t{i}", input_ids=ids, sampling=sampling) for i, ids in enumerate(PROMPTS)]
+
+    async def last(request: GenerateRequest) -> list[int]:
+        return [output.output_ids async for output in engine.generate(request)][-1]
+
+    try:
+        return list(await asyncio.gather(*map(last, requests)))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("way", ["captured", "side by side", "small chunks", "little memory"])
+async def test_prompts_of_vectors_are_answered_as_on_the_host(model: Path, device: HostDevice, way: str) -> None:
+    write_character_tokenizer(model, COMMON["vocab_size"])
+    noise = np.random.default_rng(3)
+    vectors = [noise.normal(size=(length, COMMON["hidden_size"])).astype(np.float32) for length in (21, 3, 12)]
+    assert await outputs_of(model, vectors, "cuda", **WAYS[way]) == await outputs_of(model, vectors, "cpu")
+    assert device.captures > 0

@@ -60,7 +60,7 @@ class InProcessEngine(FakeEngine):
         self._keys = itertools.count(1)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationOutput, None]:
-        token_ids = request.input_ids
+        token_ids = request.known_ids
         if token_ids is None:
             token_ids = self.tokenizer.encode(request.text or "", add_special_tokens=False)
         prompt = prepare_prompt(request, token_ids, self.info, allow_auto_truncate=False)

@@ -11,6 +11,11 @@ from sglang_lite.server.definitions.base import RequestBody
 PerPrompt = dict[str, Any] | list[dict[str, Any] | None]
 
 
+_NUMBERS = {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "array", "items": {"type": "number"}}]}}
+Vectors = Annotated[list[Any], msgspec.Meta(extra_json_schema={"items": _NUMBERS})]
+"""A prompt of vectors, or several. The numbers are looked at where they are read, once."""
+
+
 class SessionParamsBody(msgspec.Struct, frozen=True, kw_only=True):
     """``session_params``: the request of a session that is continued, and how."""
 
@@ -26,10 +31,14 @@ SessionFields = SessionParamsBody | list[None]
 
 
 class GenerateBody(RequestBody, frozen=True, kw_only=True):
-    """``POST /generate``: one of ``text`` and ``input_ids``; most fields may be lists with an entry for each prompt."""
+    """``POST /generate``: one of ``text``, ``input_ids`` and ``input_embeds``.
+
+    Most fields may be lists with an entry for each prompt.
+    """
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
+    input_embeds: Vectors | None = None
     sampling_params: PerPrompt | None = None
     stream: bool | None = None
     rid: str | list[str] | None = None

@@ -66,7 +66,11 @@ def request_columns(draw: st.DrawFn) -> RequestColumns:
             max_size=count,
         )
     )
-    return RequestColumns(**columns, token_ids=token_ids, extras=extras)
+    embeds = {
+        index: draw(hnp.arrays(np.float32, (int(columns["num_tokens"][index]), draw(st.integers(1, 3)))))
+        for index in draw(st.sets(st.integers(0, count - 1), max_size=2))
+    }
+    return RequestColumns(**columns, token_ids=token_ids, extras=extras, embeds=embeds)
 
 
 @st.composite
@@ -106,6 +110,10 @@ def test_request_columns_survive_the_wire(columns: RequestColumns) -> None:
         np.testing.assert_array_equal(getattr(received, name), getattr(columns, name))
     np.testing.assert_array_equal(received.token_ids, columns.token_ids)
     assert received.extras == columns.extras
+    assert received.embeds.keys() == columns.embeds.keys()
+    for index, matrix in columns.embeds.items():
+        assert received.embeds[index].dtype == np.float32
+        np.testing.assert_array_equal(received.embeds[index], matrix)
 
 
 @given(output_columns())
@@ -180,7 +188,7 @@ def test_noise_is_a_frame_error(frame: list[bytes]) -> None:
 @settings(max_examples=30, deadline=None)
 def test_damaged_request_frames_are_frame_errors_or_well_formed(columns: RequestColumns, data: st.DataObject) -> None:
     frame = encode_requests(columns)
-    part = data.draw(st.integers(0, 2))
+    part = data.draw(st.integers(0, len(frame) - 1))
     cut = data.draw(st.integers(0, len(frame[part]) - 1))
     frame[part] = frame[part][:cut]
     with pytest.raises(FrameError):
@@ -193,6 +201,9 @@ def test_damaged_request_frames_are_frame_errors_or_well_formed(columns: Request
         ({"num_tokens": np.array([0, 3], np.int32)}, "num_tokens"),
         ({"num_tokens": np.array([2, 2], np.int32)}, "num_tokens"),
         ({"extras": {2: RequestExtras()}}, "extras"),
+        ({"embeds": {2: np.zeros((1, 1), np.float32)}}, "vectors"),
+        ({"embeds": {0: np.zeros((2, 1), np.float32)}}, "vectors"),
+        ({"embeds": {0: np.zeros((1, 0), np.float32)}}, "vectors"),
     ],
 )
 def test_inconsistent_requests_are_frame_errors(changes: dict[str, Any], named: str) -> None:

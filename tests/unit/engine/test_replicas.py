@@ -16,7 +16,7 @@ from sglang_lite.engine.info import LoadSnapshot
 from sglang_lite.engine.limits import PreparedPrompt
 from sglang_lite.engine.replicas import ReplicaClient, merge_loads
 from sglang_lite.engine.routing import ReplicaLoads, chooser, select_requests
-from sglang_lite.frontend.request import GenerateRequest
+from sglang_lite.frontend.request import GenerateRequest, PromptVectors
 from sglang_lite.types import RequestError, SamplingParams, StartupError
 from tests.unit.engine.conftest import ask, run_to_end, start_engine, until
 
@@ -59,6 +59,7 @@ def test_a_part_of_a_frame_has_its_own_tokens_and_extras() -> None:
                 request_id=str(key),
                 input_ids=tokens,
                 sampling=SamplingParams(max_new_tokens=key, stop_token_ids=(key,)),
+                embeds=PromptVectors(np.full((2, 4), key, np.float32)) if key == 9 else None,
             ),
             PreparedPrompt(np.array(tokens, dtype=np.int32), key),
         )
@@ -70,6 +71,8 @@ def test_a_part_of_a_frame_has_its_own_tokens_and_extras() -> None:
     assert part.num_tokens.tolist() == [2, 3]
     assert part.max_new_tokens.tolist() == [9, 7]
     assert {index: extra.stop_token_ids for index, extra in part.extras.items()} == {0: (9,), 1: (7,)}
+    assert {index: matrix[0, 0] for index, matrix in part.embeds.items()} == {0: 9}
+    assert part.extras[0].namespace and not part.extras[1].namespace
 
 
 def test_loads_add_up() -> None:
