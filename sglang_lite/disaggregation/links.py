@@ -42,6 +42,11 @@ class Link:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.SNDHWM, MOST_QUEUED)
+        # After a network was away, TCP would try again ever more rarely: give the connection up and make another.
+        # What was lost with it is sent again until it is confirmed.
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, 1000)
         if ":" in ip:
             self._socket.setsockopt(zmq.IPV6, 1)
         host = f"[{ip}]" if ":" in ip else ip

@@ -12,15 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.disaggregated_pair import DECODE, PREFILL, SHORT_WAITS, Oracle, Pair, is_idle, prompt_of
-from tests.support.tiny_checkpoints import CASES, save_checkpoint
+from tests.support.disaggregated_pair import DECODE, PREFILL, SHORT_WAITS, Oracle, Pair, is_idle, make_model, prompt_of
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    save_checkpoint(CASES["qwen3"], directory)
-    return directory
+    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

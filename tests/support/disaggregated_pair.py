@@ -20,6 +20,7 @@ import aiohttp
 
 from sglang_lite import Engine
 from tests.support.server import ROOT, free_port
+from tests.support.tiny_checkpoints import CASES, save_checkpoint
 
 PREFILL, DECODE = "prefill", "decode"
 SIDES = (PREFILL, DECODE)
@@ -38,6 +39,14 @@ SHORT_WAITS = {
     "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "1",
 }
 """Of sessions: a peer is given up after 2 s of silence, a peer that never comes after 4 s."""
+
+
+def make_model(directory: Path) -> Path:
+    """A tiny checkpoint with room for as many positions as the pools have."""
+    save_checkpoint(CASES["qwen3"], directory)
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": 1024}))
+    return directory
 
 
 @dataclass(slots=True)
@@ -170,7 +179,7 @@ class Pair:
         dead = [role for role in SIDES if not self.sides[role].is_running]
         for role in dead:
             self.sides[role].start()
-        await self.wait_ready(dead)
+        await self.wait_ready()
 
     def close(self) -> None:
         for side in self.sides.values():
