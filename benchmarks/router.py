@@ -1,84 +1,104 @@
-"""The router's choice of a worker, without a network: ``python -m benchmarks.router``.
+"""The router beside SGLang's own, in one run: ``python -m benchmarks.router [choice] [proxy] [cache] [processes]``.
 
-8 workers have seen 10,000 prompts of 4,096 token ids (100 beginnings of 2,048, each with 100 ends). Requests repeat
-one of them but for its last 16 tokens. ``decision`` is what the proxy does with a parsed body: key, usable workers,
-``cache_aware`` policy. ``record`` is what it notes after a good answer.
+``choice`` is the decision alone, without a network (``router_choice``). The others put null workers behind a router
+(``router_fleet``) and count the processor time that the router's own processes take, so that clients and workers on
+the same cores do not blur it: ``per core`` is units a second of that time. ``SGLANG_ROUTER`` names SGLang's router;
+without it ours is alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import asyncio
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
 
-from benchmarks.report import add_json_argument, publish, time_calls
-from sglang_lite.router.body import Head, parse_head
-from sglang_lite.router.context import RouterContext
-from sglang_lite.router.options import RouterOptions, checked
-from sglang_lite.router.prompt import Prompt
-from sglang_lite.router.workers import Worker, usable
+from benchmarks import router_choice
+from benchmarks.report import add_json_argument, publish
+from benchmarks.router_fleet import BLOCK, RouterProcess, rust_router, workers
+from benchmarks.router_load import Cost, conversations, hit_rate, streamed, unary
 
-HEADERS = ("part", "p50 us", "p90 us", "calls")
-WORKERS, BEGINNINGS, ENDS, TOKENS = 8, 100, 100, 4096
-
-
-def router() -> RouterContext:
-    """A router whose workers are registered and idle; its tree is large enough for all prompts."""
-    urls = tuple(f"http://worker-{number}:1" for number in range(WORKERS))
-    context = RouterContext(checked(RouterOptions(worker_urls=urls, max_tree_size=1 << 30)))
-    for worker in context.registry.workers.values():
-        worker.take_info({"served_model_name": "m", "disaggregation_mode": "null"})
-    return context
+PARTS = ("choice", "proxy", "cache", "processes")
+COST = ("router", "work", "per core", "per second", "us a unit", "runs")
+GROUPS, USERS, TURNS = 24, 4, 3
 
 
-def choose(context: RouterContext, head: Head) -> Worker:
-    """The proxy's steps for a first attempt."""
-    workers = context.registry.of_model(head.model_name)
-    regular = [worker for worker in workers if worker.role == "regular"]
-    ready = usable(regular, context.now, "no_healthy_workers")
-    return context.policies["regular"].choose(ready, Prompt(head.key))
+def names() -> Sequence[str]:
+    """The routers that can be measured."""
+    return ("ours", "rust") if rust_router() else ("ours",)
 
 
-def prompts(generator: random.Random) -> list[list[str]]:
-    """Token ids as text, of 10,000 prompts."""
-
-    def ids(count: int) -> list[str]:
-        return [str(number) for number in generator.choices(range(128_000), k=count)]
-
-    beginnings = [ids(TOKENS // 2) for _ in range(BEGINNINGS)]
-    ends = [ids(TOKENS // 2) for _ in range(ENDS)]
-    return [beginning + end for beginning in beginnings for end in ends]
+def row(name: str, work: str, costs: Sequence[Cost]) -> tuple[object, ...]:
+    """The median of several runs."""
+    core = statistics.median(cost.per_core for cost in costs)
+    return name, work, round(core), round(statistics.median(cost.per_second for cost in costs)), 1e6 / core, len(costs)
 
 
-def body(ids: list[str]) -> bytes:
-    """A request of ``/generate``."""
-    return f'{{"model":"m","input_ids":[{",".join(ids)}],"sampling_params":{{"max_new_tokens":8}}}}'.encode()
+async def compare(urls: Sequence[str], runs: int, requests: int, more: Sequence[str] = ()) -> list[tuple[object, ...]]:
+    """Unary requests and streams, the routers in turn."""
+    found: dict[tuple[str, str], list[Cost]] = {}
+    for _ in range(runs):
+        for name in names():
+            with RouterProcess(name, urls, *(more if name == "ours" else ())) as router:
+                short = await unary(router, requests, 32, 40)
+                long = await unary(router, requests, 32, 16384)
+                tokens = await streamed(router, 64, 128)
+            for work, cost in (("unary, 40 characters", short), ("unary, 16 KiB", long), ("streamed tokens", tokens)):
+                found.setdefault((name, work), []).append(cost)
+    return [row(name, work, costs) for (name, work), costs in sorted(found.items(), key=lambda item: item[0][1])]
+
+
+def proxy(runs: int, requests: int, json_path: Path | None) -> None:
+    """What passing requests on costs."""
+    with workers(2) as urls:
+        rows = asyncio.run(compare(urls, runs, requests))
+    publish("router-proxy", COST, rows, json_path=json_path)
+
+
+def cache(runs: int, json_path: Path | None) -> None:
+    """Prompt characters that were found in the caches of four workers, which together hold about all of them."""
+    per_worker = GROUPS * (4096 + USERS * TURNS * 512) // BLOCK // 3
+    rows: list[tuple[object, ...]] = []
+    for seed in range(runs):
+        talks = conversations(seed, GROUPS, USERS, TURNS)
+        for name in names():
+            with workers(4, capacity=per_worker) as urls, RouterProcess(name, urls) as router:
+                rows.append((name, seed, 100 * asyncio.run(hit_rate(router, urls, talks, 16))))
+    publish("router-cache", ("router", "seed", "characters found %"), sorted(rows), json_path=json_path)
+
+
+def processes(runs: int, requests: int, json_path: Path | None) -> None:
+    """One and two processes of ours on one port."""
+    rows: list[tuple[object, ...]] = []
+    with workers(2) as urls:
+        for count in (1, 2):
+            found = []
+            for _ in range(runs):
+                with RouterProcess("ours", urls, "--workers", str(count)) as router:
+                    found.append(asyncio.run(unary(router, requests, 64, 40)))
+            rows.append(row(f"ours, {count} processes", "unary, 40 characters", found))
+    publish("router-processes", COST, rows, json_path=json_path)
 
 
 def main() -> None:
     """Parse the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure (default: all)")
+    parser.add_argument("--calls", type=int, default=2000, help="choices")
+    parser.add_argument("--requests", type=int, default=1500, help="unary requests a run")
+    parser.add_argument("--runs", type=int, default=3)
     add_json_argument(parser)
     arguments = parser.parse_args()
-    generator, context = random.Random(0), router()
-    workers, policy = list(context.registry.workers.values()), context.policies["regular"]
-    cached = prompts(generator)
-    owners = [workers[number % WORKERS] for number in range(len(cached))]
-    for ids, owner in zip(cached, owners, strict=True):
-        policy.sent(owner, Prompt(parse_head(body(ids)).key))
-    picks = generator.choices(range(len(cached)), k=arguments.calls)
-    bodies = [body([*cached[pick][:-16], *("7" * 16)]) for pick in picks]
-    heads = [parse_head(data) for data in bodies]
-    hits = sum(choose(context, head) is owners[pick] for head, pick in zip(heads, picks, strict=True))
-    timings = {
-        "parse": time_calls(parse_head, bodies),
-        "decision": time_calls(lambda head: choose(context, head), heads),
-        "parse + decision": time_calls(lambda data: choose(context, parse_head(data)), bodies),
-        "record": time_calls(lambda head: policy.sent(workers[0], Prompt(head.key)), heads),
-    }
-    rows = [(part, timing.median_us, timing.p90_us, timing.count) for part, timing in timings.items()]
-    publish("router", HEADERS, rows, json_path=arguments.json, extra={"hit_rate": hits / len(picks)})
-    print(f"the worker that has the prompt was chosen in {hits} of {len(picks)} requests")
+    for part in arguments.parts or PARTS:
+        if part == "choice":
+            router_choice.measure(arguments.calls, arguments.json)
+        elif part == "proxy":
+            proxy(arguments.runs, arguments.requests, arguments.json)
+        elif part == "cache":
+            cache(arguments.runs, arguments.json)
+        else:
+            processes(arguments.runs, arguments.requests, arguments.json)
 
 
 if __name__ == "__main__":
