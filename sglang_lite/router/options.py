@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from sglang_lite.router.discovery_options import DiscoveryOptions, check_discovery
 from sglang_lite.router.option_file import read_file
 from sglang_lite.router.option_groups import AccessOptions, LimitOptions, PolicyOptions, option
 from sglang_lite.router.workers import normalize_url
@@ -20,7 +21,7 @@ API_KEY_VARIABLE = "SGLANG_LITE_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class RouterOptions(PolicyOptions, LimitOptions, AccessOptions):
+class RouterOptions(PolicyOptions, LimitOptions, AccessOptions, DiscoveryOptions):
     """All options. Times are in seconds unless the name says otherwise, sizes in bytes."""
 
     host: str = option("0.0.0.0", "address to listen on")
@@ -57,7 +58,7 @@ class RouterOptions(PolicyOptions, LimitOptions, AccessOptions):
     @property
     def is_paired(self) -> bool:
         """Whether requests go to prefill and decode workers."""
-        return self.pd_disaggregation or bool(self.prefill or self.decode)
+        return self.pd_disaggregation or bool(self.prefill or self.decode or self.prefill_selector)
 
     def backoff(self, attempt: int, chance: float) -> float:
         """Seconds before ``attempt`` (1 for the second one); ``chance`` is in [0, 1)."""
@@ -68,12 +69,6 @@ class RouterOptions(PolicyOptions, LimitOptions, AccessOptions):
 
 
 REFUSED = (
-    "service-discovery",
-    "selector",
-    "prefill-selector",
-    "decode-selector",
-    "service-discovery-port",
-    "service-discovery-namespace",
     "max-concurrent-requests",
     "queue-size",
     "queue-timeout-secs",
@@ -94,9 +89,6 @@ REFUSED = (
     "enable-trace",
     "otlp-traces-endpoint",
     "cb-window-duration-secs",
-    "model-path",
-    "tokenizer-path",
-    "chat-template",
     "reasoning-parser",
     "tool-call-parser",
     "eviction-interval-secs",
@@ -127,8 +119,8 @@ def parse_options(words: Sequence[str]) -> RouterOptions:
     if "prefill" in given:
         given["prefill"] = tuple(_prefill(parser, item) for item in given["prefill"])
     known = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    if API_KEY_VARIABLE in os.environ:  # a command line can be read by everybody on the machine
-        known.setdefault("api_key", os.environ[API_KEY_VARIABLE])
+    if key := os.environ.get(API_KEY_VARIABLE):  # a command line can be read by everybody on the machine
+        known.setdefault("api_key", key)
     return checked(replace(RouterOptions(), **{**(read_file(file) if file else {}), **known}))
 
 
@@ -156,6 +148,7 @@ def checked(options: RouterOptions) -> RouterOptions:
         raise StartupError(f"--migrate-streams: cannot be had with {other}; remove one of them")
     if regular and options.is_paired:
         raise StartupError("--worker-urls: with prefill and decode workers give --prefill and --decode only")
+    check_discovery(options)
     return replace(options, worker_urls=regular, prefill=prefill, decode=decode)
 
 
@@ -171,7 +164,7 @@ def _add(parser: argparse.ArgumentParser, item: Any) -> None:
     elif isinstance(item.default, tuple):
         parser.add_argument(flag, nargs="*", metavar="TEXT", help=text)
     else:
-        kind = type(item.default) if item.default is not None else str
+        kind = item.metadata.get("kind") or (type(item.default) if item.default is not None else str)
         parser.add_argument(flag, type=kind, choices=item.metadata.get("choices"), help=f"{text}{default}")
 
 
@@ -187,7 +180,7 @@ def _check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if choices and value is not None and value not in choices:
         raise StartupError(f"{flag} {value!r}: must be one of {', '.join(choices)}")
     bounds = [metadata.get(bound) for bound in ("low", "high", "above")]
-    if all(bound is None for bound in bounds):
+    if all(bound is None for bound in bounds) or (value is None and "kind" in metadata):
         return
     low, high, above = bounds
     if isinstance(value, bool) or not isinstance(value, int | float):
