@@ -10,7 +10,9 @@ from aiohttp import web
 
 from sglang_lite.router import control, plain, worker_routes
 from sglang_lite.router.context import CONTEXT, RouterContext
+from sglang_lite.router.discovery import discover
 from sglang_lite.router.envelope import envelope
+from sglang_lite.router.kubernetes_api import ClusterAccess
 from sglang_lite.router.prefill_decode import forward_pair
 from sglang_lite.router.proxy import forward
 from sglang_lite.router.routes import PLAIN, PROXIED
@@ -53,6 +55,7 @@ def make_app(context: RouterContext) -> web.Application:
 
 async def _running(app: web.Application) -> AsyncIterator[None]:
     context = app[CONTEXT]
+    access = ClusterAccess.in_cluster() if context.options.service_discovery else None
     # Answers pass through as they are: nothing is unpacked, no cookie is kept, no connection is waited for.
     context.session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ssl=context.trust.context()),
@@ -62,9 +65,11 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
         skip_auto_headers=("User-Agent", "Accept-Encoding"),
     )
     worker_routes.start_watching(context)
-    sweeping = asyncio.create_task(_expire_leases(context))
+    running = [asyncio.create_task(_expire_leases(context))]
+    if access is not None:
+        running.append(asyncio.create_task(discover(context, access)))
     yield
-    tasks = [sweeping, *context.tasks.values()]
+    tasks = [*running, *context.tasks.values()]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -69,12 +69,27 @@ def _models(section: Any, found: dict[str, Any]) -> None:
         _take("models.cache_aware", item.get("cache_aware", {}), _CACHE, found)
 
 
+_CLUSTER = {
+    "label_selector": "selector",
+    "prefill_selector": "prefill_selector",
+    "decode_selector": "decode_selector",
+    "namespace": "service_discovery_namespace",
+    "port": "service_discovery_port",
+    "resource": "service_discovery_resource",
+    "protocol": "service_discovery_protocol",
+}
+
+
 def _discovery(section: Any, found: dict[str, Any]) -> None:
     rest = dict(section) if isinstance(section, dict) else {}
     backend = rest.pop("backend", None)
     if backend == "k8s":
-        check_selectors(rest)
-        raise StartupError("--config: discovery.backend k8s is not supported yet; use static_urls or POST /workers")
+        for name in ("label_selector", "prefill_selector", "decode_selector"):
+            if name in rest:
+                rest[name] = tuple(map(str, rest[name] if isinstance(rest[name], list) else [rest[name]]))
+        _take("discovery", rest, _CLUSTER, found)
+        found["service_discovery"] = True
+        return
     if backend != "static_urls":
         raise StartupError(f"--config: discovery.backend {backend!r}: must be static_urls or k8s")
     _take("discovery", rest, {"urls": "worker_urls"}, found)
@@ -82,28 +97,6 @@ def _discovery(section: Any, found: dict[str, Any]) -> None:
         found["worker_urls"] = tuple(found["worker_urls"])
     if not found.get("worker_urls") or not all(isinstance(url, str) and url.strip() for url in found["worker_urls"]):
         raise StartupError("--config: discovery.urls must be a list of addresses that are not empty")
-
-
-def check_selectors(section: Mapping[str, Any]) -> None:
-    """Label selectors of Kubernetes: one for all workers, or one each for prefill and decode.
-
-    Raises:
-        StartupError: both kinds, half of a pair, equal ones, or anything but ``label=value`` terms.
-    """
-    one, prefill, decode = (section.get(name) for name in ("label_selector", "prefill_selector", "decode_selector"))
-    if one is not None and (prefill is not None or decode is not None):
-        raise StartupError("--config: discovery.label_selector goes without prefill_selector and decode_selector")
-    if one is None and (prefill is None or decode is None):
-        raise StartupError("--config: discovery needs label_selector, or prefill_selector and decode_selector")
-    for name in ("label_selector", "prefill_selector", "decode_selector"):
-        if (text := section.get(name)) is None:
-            continue
-        for term in str(text).split(","):
-            label, separator, value = term.partition("=")
-            if not separator or not label.strip() or label.strip().endswith("!") or not value.lstrip("=").strip():
-                raise StartupError(f"--config: discovery.{name} {text!r}: must be label=value[,label=value...]")
-    if one is None and sorted(str(prefill).split(",")) == sorted(str(decode).split(",")):
-        raise StartupError("--config: discovery.prefill_selector and decode_selector must differ")
 
 
 def _take(name: str, section: Any, names: Mapping[str, str], found: dict[str, Any]) -> None:
