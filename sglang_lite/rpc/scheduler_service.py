@@ -14,6 +14,8 @@ from sglang_lite.rpc.generated.sglang.grpc.scheduler import sglang_scheduler_pb2
 from sglang_lite.rpc.generated.smg.grpc.common import common_pb2 as common
 from sglang_lite.rpc.generation import check_key, send
 from sglang_lite.rpc.inner import Inner, headers_of
+from sglang_lite.rpc.kv_messages import load_message
+from sglang_lite.rpc.kv_subscription import KvSubscriptions
 from sglang_lite.rpc.native_info import health
 from sglang_lite.rpc.scheduler_generation import generate, refuse_media
 from sglang_lite.rpc.status import Call
@@ -50,6 +52,7 @@ class SchedulerService:
     def __init__(self, context: ServerContext, inner: Inner) -> None:
         self._context = context
         self._inner = inner
+        self._subscriptions = KvSubscriptions(context)
         self._started_at = time.time()
 
     async def _json(self, call: Call, path: str, body: Any = None, method: str = "POST") -> Any:
@@ -155,7 +158,12 @@ class SchedulerService:
             await send(self._context, call, chunk)
 
     async def SubscribeKvEvents(self, request: common.SubscribeKvEventsRequest, call: Call) -> None:
-        raise RequestError("KV events are published over ZMQ: see --kv-events-config", status=501)
+        check_key(self._context, headers_of(call), "/flush_cache")  # events hold the prompts of all clients
+        self._subscriptions.config(request.start_sequence_number)
+        if request.load_records_before_first_batch:
+            for entry in (await self._json(call, "/v1/loads?include=core", method="GET"))["loads"]:
+                await send(self._context, call, load_message(entry))
+        await self._subscriptions.serve(call, request.start_sequence_number)
 
     async def LoadLoRAAdapter(self, request: pb.LoadLoRAAdapterRequest, call: Call) -> pb.LoadLoRAAdapterResponse:
         body = {"lora_name": request.lora_name, "lora_path": request.lora_path, "pinned": request.pinned}
