@@ -30,6 +30,7 @@ CHOSEN_BY_FLEET = (
 """Options of a replica that the fleet gives it."""
 
 NOT_IN_A_FLEET = {
+    "router-url": "the fleet registers its replicas itself",
     "grpc-mode": "the router speaks HTTP to its workers",
     "ssl-keyfile": "replicas serve HTTP inside the cluster",
     "ssl-certfile": "replicas serve HTTP inside the cluster",

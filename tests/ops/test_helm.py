@@ -76,14 +76,44 @@ def test_lint_and_the_schemas_of_kubernetes(values: Document) -> None:
     assert {item["metadata"]["namespace"] for item in documents} == {"llm"}
 
 
+def test_the_router_discovers_its_pods() -> None:
+    """Its selectors fit the pods of the pools and no others, and a Role lets it look."""
+    for values, pools in ((PAIRS, ("prefill", "decode")), (WORKERS, ("workers",))):
+        documents = render(values)
+        router = one(documents, "Deployment", "prod-sglang-lite-router")
+        options = parse_options(container(router)["args"][1:])
+        assert options.service_discovery and options.service_discovery_namespace == "llm"
+        assert options.service_discovery_port == 30000
+        assert options.pd_disaggregation is (len(pools) == 2)
+        labels = {
+            item["metadata"]["name"].rpartition("-")[2]: item["spec"]["template"]["metadata"]["labels"]
+            for item in documents
+            if item["kind"] in ("StatefulSet", "Deployment")
+        }
+        for pool in pools:
+            terms = options.selector if pool == "workers" else getattr(options, f"{pool}_selector")
+            wanted = dict(term.split("=") for term in terms)
+            assert [name for name, has in labels.items() if wanted.items() <= has.items()] == [pool]
+        pod = router["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is True
+        binding = one(documents, "RoleBinding", "prod-sglang-lite-discovery")
+        assert binding["subjects"][0]["name"] == pod["serviceAccountName"] == "prod-sglang-lite"
+        role = one(documents, "Role", binding["roleRef"]["name"])
+        assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    prefill = one(render(PAIRS), "StatefulSet", "prod-sglang-lite-prefill")["spec"]["template"]
+    assert prefill["metadata"]["annotations"]["sglang.ai/bootstrap-port"] == "9000"
+    assert prefill["spec"]["automountServiceAccountToken"] is False and "serviceAccountName" not in prefill["spec"]
+
+
 def test_pairs_are_wired() -> None:
-    """The router's workers are the pods of the stateful sets, on the ports that these listen on."""
-    documents = render(PAIRS)
+    """Without discovery the router's workers are the names of the pods, on the ports that these listen on."""
+    documents = render({**PAIRS, "router": {"discovery": False}})
+    assert not [item for item in documents if item["kind"].startswith("Role")]
     router = one(documents, "Deployment", "prod-sglang-lite-router")
     words = container(router)["args"]
     assert words[0] == "router"
     options = parse_options(words[1:])
-    assert options.pd_disaggregation and options.health_check_interval_secs == 5
+    assert options.pd_disaggregation and options.health_check_interval_secs == 5 and not options.service_discovery
     host = "prod-sglang-lite-{0}-{1}.prod-sglang-lite-{0}.llm.svc"
     assert options.prefill == tuple((f"http://{host.format('prefill', i)}:30000", 9000) for i in range(2))
     assert options.decode == tuple(f"http://{host.format('decode', i)}:30000" for i in range(3))
@@ -215,6 +245,7 @@ def test_budgets_and_monitors_select_what_runs() -> None:
         ({"decode": {"replicas": 0}}, "need each other"),
         ({"prefill": {"replicas": 0}, "decode": {"replicas": 0}}, "no servers"),
         ({"router": {"replicas": 0}}, "replicas"),
+        ({"prefill": {"replicas": 1, "port": 1234}}, "prefill.port and decode.port"),
         ({"prefil": {"replicas": 2}}, "prefil"),
         ({"pool": {"sharedMemory": "lots"}}, "sharedMemory"),
     ],

@@ -77,5 +77,7 @@ http://{{ $service }}-{{ .ordinal }}.{{ $service }}.{{ .root.Release.Namespace }
 {{- $pairs := or (gt (int $v.prefill.replicas) 0) (gt (int $v.decode.replicas) 0) -}}
 {{- if and $pairs (gt (int $v.workers.replicas) 0) }}{{ fail "workers.replicas: either workers, or prefill and decode" }}{{ end -}}
 {{- if and $pairs (or (eq (int $v.prefill.replicas) 0) (eq (int $v.decode.replicas) 0)) }}{{ fail "prefill.replicas and decode.replicas: prefill and decode need each other" }}{{ end -}}
+{{- $ports := list (include "sglang-lite.pool" (dict "root" . "name" "prefill") | fromJson).port (include "sglang-lite.pool" (dict "root" . "name" "decode") | fromJson).port -}}
+{{- if and $pairs $v.router.discovery (ne (int (first $ports)) (int (last $ports))) }}{{ fail "prefill.port and decode.port: with router.discovery they must be the same" }}{{ end -}}
 {{- if and (not $pairs) (eq (int $v.workers.replicas) 0) }}{{ fail "workers.replicas: no servers; give workers, or prefill and decode, replicas" }}{{ end -}}
 {{- end -}}
