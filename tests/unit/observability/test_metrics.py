@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from sglang_lite.disaggregation.base import SessionStats
 from sglang_lite.engine.info import LoadSnapshot
 from sglang_lite.frontend.request import FinishReason, GenerationOutput
 from sglang_lite.observability.engine import EngineCollector
@@ -126,3 +127,40 @@ def test_no_creation_times_and_separate_registries() -> None:
         pass
     assert "_created" not in one.render().decode()
     assert values(two, "sglang_requests_total") == {"": 0}
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_transfers_of_a_server_of_pairs(role: str) -> None:
+    """SGLang's names for the queues of each side, sums of what was moved, and failures by reason."""
+    metrics = ServerMetrics("m", role)
+    collector = EngineCollector(metrics.labels, context_length=64)
+    metrics.register(collector)
+    collector.snapshots = [(0, LoadSnapshot())]
+    assert values(metrics, "sglang:kv_transfers_total") == {}
+    stats = SessionStats(
+        unopened=2,
+        by_state={"bootstrapping": 3, "waiting_for_input": 4, "transferring": 5, "success": 9},
+        quarantined=1,
+        bytes=1000,
+        transfers=7,
+        seconds=0.5,
+        retries=6,
+        failures={"timeout": 2, "handshake": 1},
+    )
+    collector.snapshots = [(0, LoadSnapshot(transfers=stats))]
+    queues = {
+        "prefill": {"num_prefill_bootstrap_queue_reqs": 3, "num_prefill_inflight_queue_reqs": 9},
+        "decode": {"num_decode_prealloc_queue_reqs": 5, "num_decode_transfer_queue_reqs": 9},
+    }
+    for side, wanted in queues.items():
+        for name, value in wanted.items():
+            found = list(values(metrics, f"sglang:{name}").values())
+            assert found == ([value] if side == role else []), name
+    labels = f'engine_type="{role}",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="0"'
+    assert values(metrics, "sglang:num_quarantined_reqs") == {labels: 1}
+    assert values(metrics, "sglang:kv_transfers_total") == {labels: 7}
+    assert values(metrics, "sglang:kv_transfer_bytes_total") == {labels: 1000}
+    assert values(metrics, "sglang:kv_transfer_seconds_total") == {labels: 0.5}
+    assert values(metrics, "sglang:kv_transfer_retries_total") == {labels: 6}
+    assert values(metrics, "sglang:num_transfer_failed_reqs_total") == {labels: 3}
+    assert sorted(values(metrics, "sglang:kv_transfer_failures_total").values()) == [1, 2]
