@@ -64,6 +64,8 @@ class AsyncEngine:
         self.stats = LoadSnapshot()
         self.info = info
         self._client = client
+        # One after the other: the front and the core must not disagree about which of two calls came last.
+        self._pausing = asyncio.Lock()
         self.adapters = AdapterRegistry(adapter_settings(config))
         self.front = front
         self.claims = claims
@@ -300,20 +302,22 @@ class AsyncEngine:
         await to_the_end(self._pause(checked))
 
     async def _pause(self, mode: PauseMode) -> None:
-        paused, self._flow.paused = self._flow.paused, True
-        try:
-            await self._client.pause(mode)
-        except RequestError:
-            self._flow.paused = paused
-            raise
+        async with self._pausing:
+            paused, self._flow.paused = self._flow.paused, True
+            try:
+                await self._client.pause(mode)
+            except RequestError:
+                self._flow.paused = paused
+                raise
 
     async def resume(self) -> None:
         """Continue after ``pause``."""
         await to_the_end(self._resume())
 
     async def _resume(self) -> None:
-        await self._client.resume()
-        self._flow.paused = False
+        async with self._pausing:
+            await self._client.resume()
+            self._flow.paused = False
 
     def take_output(self, columns: OutputColumns) -> None:
         """Called by the client with the rows of a step."""

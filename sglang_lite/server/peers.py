@@ -23,6 +23,15 @@ ANSWER_SECONDS = 10.0
 _EVERYWHERE = frozenset({"/abort_request", "/pause_generation", "/continue_generation"})
 """Calls that every front has to carry out: each knows only its own requests."""
 
+_IN_TURN = frozenset({"/pause_generation", "/continue_generation"})
+"""Those of which the last one counts: front 0 has them carried out one after the other, so that all fronts agree."""
+
+_LEAD_HEADER = "x-sglang-lite-lead"
+"""On a call to front 0 from a peer, which asks it to have the call carried out everywhere."""
+
+_TURN_SECONDS = 60.0
+"""How long such a call may wait for its turn and its end."""
+
 _ALONE = frozenset(
     {
         "/load_lora_adapter",
@@ -41,7 +50,7 @@ CONVERSATION = "/peer/conversations/"
 _ELSEWHERE = ("/v1/requests/", "/v1/responses/")
 """What lies in the memory of the front that served it: when it is not here, it may be with a peer."""
 
-_HOP_HEADERS = ("host", "content-length", "connection", "transfer-encoding", "accept-encoding")
+_HOP_HEADERS = (_LEAD_HEADER, "host", "content-length", "connection", "transfer-encoding", "accept-encoding")
 
 
 def socket_path(directory: str, front: int) -> str:
@@ -62,6 +71,8 @@ class Peers:
         self.directory = directory
         self.own_path = socket_path(directory, front)
         self._paths = [socket_path(directory, other) for other in range(count) if other != front]
+        self.leader = None if front == 0 else socket_path(directory, 0)
+        self.turn = asyncio.Lock()
         self._sessions: dict[str, aiohttp.ClientSession] = {}
 
     async def close(self) -> None:
@@ -86,18 +97,37 @@ class Peers:
         found = (reply.body for reply in replies if reply.status == 200)
         return next((body for body in found if isinstance(body, bytes)), None)
 
+    async def lead(self, leader: str, request: web.Request, body: bytes) -> web.Response:
+        """The reply of front 0, which has all fronts carry out the call.
+
+        Raises:
+            RequestError: 503, it does not answer.
+        """
+        return await self._ask(leader, request, body, lead=True)
+
     async def _ask(
-        self, path: str, request: web.Request, body: bytes, method: str | None = None, target: str | None = None
+        self,
+        path: str,
+        request: web.Request,
+        body: bytes,
+        method: str | None = None,
+        target: str | None = None,
+        *,
+        lead: bool = False,
     ) -> web.Response:
         session = self._sessions.get(path)
         if session is None:
-            timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-            session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path), timeout=timeout)
+            session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path))
             self._sessions[path] = session
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_HEADERS}
+        if lead:
+            headers[_LEAD_HEADER] = "1"
+        timeout = aiohttp.ClientTimeout(total=_TURN_SECONDS if lead else ANSWER_SECONDS)
         try:
             url = f"http://peer{request.raw_path if target is None else target}"
-            async with session.request(method or request.method, url, data=body or None, headers=headers) as reply:
+            async with session.request(
+                method or request.method, url, data=body or None, headers=headers, timeout=timeout
+            ) as reply:
                 content = await reply.read()
                 kind = reply.headers.get("Content-Type", "application/json")
                 return web.Response(body=content, status=reply.status, headers={"Content-Type": kind})
@@ -120,7 +150,7 @@ def peers_middleware(peers: Peers) -> Middleware:
     @web.middleware
     async def share(request: web.Request, handler: Handler) -> web.StreamResponse:
         path = request.path
-        if is_from_peer(request):
+        if is_from_peer(request) and _LEAD_HEADER not in request.headers:
             return await handler(request)
         if path in _ALONE:
             raise RequestError(f"{path} needs a server with one front process (--tokenizer-worker-num 1)", status=501)
@@ -144,6 +174,15 @@ def peers_middleware(peers: Peers) -> Middleware:
 
 
 async def _everywhere(request: web.Request, body: bytes, handler: Handler, peers: Peers) -> web.StreamResponse:
+    if request.path not in _IN_TURN:
+        return await _here_and_there(request, body, handler, peers)
+    if peers.leader is not None:
+        return await peers.lead(peers.leader, request, body)
+    async with peers.turn:
+        return await _here_and_there(request, body, handler, peers)
+
+
+async def _here_and_there(request: web.Request, body: bytes, handler: Handler, peers: Peers) -> web.StreamResponse:
     own = await handler(request)
     return own if own.status >= 400 else _first_success([own, *await peers.ask(request, body)])
 

@@ -175,6 +175,19 @@ async def test_a_pause_holds_for_all_fronts(fronts: ServerProcess) -> None:
     assert set(served) == {200}
 
 
+async def test_fronts_agree_after_pauses_that_cross(fronts: ServerProcess) -> None:
+    """Which call comes last is a matter of luck, but it is the same one for all fronts and the core."""
+    for _ in range(8):
+        paths = ("/pause_generation", "/continue_generation") * 3
+        replies = await asyncio.gather(*(call(fronts, path, {}) for path in paths))
+        assert {reply.status for reply in replies} == {200}
+        ready = {(await call(fronts, "/ready", method="GET")).status for _ in range(TURNS)}
+        async with asyncio.timeout(10):
+            served = {(await call(fronts, "/generate", greedy("a"))).status for _ in range(TURNS)}
+        assert (ready, served) in (({200}, {200}), ({503}, {412}))
+    assert (await call(fronts, "/continue_generation", {})).status == 200
+
+
 async def test_any_front_flushes_the_cache(fronts: ServerProcess) -> None:
     for _ in range(TURNS):
         assert (await call(fronts, "/generate", greedy("A", {"max_new_tokens": 4}))).status == 200

@@ -1,4 +1,4 @@
-"""Callers that hang up in the middle of a change: the front and the engine go on agreeing about what is there."""
+"""Changes that callers leave in the middle, or that cross: front and engine go on agreeing about what is there."""
 
 from __future__ import annotations
 
@@ -68,6 +68,18 @@ async def test_pauses(plain: LocalServer) -> None:
         await until(as_wanted)
         refused = (await plain.post("/generate", greedy("A", TWO))).status == 412
         assert refused == (status == 503)
+
+
+async def test_pauses_that_cross(plain: LocalServer) -> None:
+    """Whichever of the two the engine hears last, the front tells the same of it."""
+    for first, second in (("/continue_generation", "/pause_generation"), ("/pause_generation", "/continue_generation")):
+        for _ in range(10):
+            await asyncio.gather(*(plain.post(path, {}) for path in (first, second)))
+            ready = (await plain.get("/ready")).status
+            async with asyncio.timeout(10):
+                served = (await plain.post("/generate", greedy("A", TWO))).status
+            assert (ready, served) in ((200, 200), (503, 412))
+    assert (await plain.post("/continue_generation", {})).status == 200
 
 
 async def test_adapters(chain_model: Path, tmp_path: Path) -> None:
