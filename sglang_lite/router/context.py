@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp import web
@@ -16,11 +16,14 @@ from aiohttp import web
 from sglang_lite.router.access import Access
 from sglang_lite.router.breaker import BreakerLimits
 from sglang_lite.router.cors import CrossOrigin
+from sglang_lite.router.kv_events import KVEvents
+from sglang_lite.router.kv_source import parse_endpoints
 from sglang_lite.router.leases import LeaseTable
 from sglang_lite.router.metrics import RouterMetrics
 from sglang_lite.router.options import RouterOptions
-from sglang_lite.router.policies import POLICIES, Policy, PolicyLimits
+from sglang_lite.router.policies import POLICIES, CacheAware, Policy, PolicyLimits
 from sglang_lite.router.prompt import Prompt
+from sglang_lite.router.prompt_tokens import PromptTokens
 from sglang_lite.router.routes import DATA
 from sglang_lite.router.tls import WorkerTrust
 from sglang_lite.router.upstream import Upstream
@@ -46,6 +49,8 @@ class RouterContext:
     access: Access = field(init=False)
     trust: WorkerTrust = field(init=False)
     cross_origin: CrossOrigin = field(init=False)
+    kv_events: KVEvents = field(init=False)
+    prompt_tokens: PromptTokens = field(init=False)
     session: aiohttp.ClientSession = field(init=False)
     grpc_workers: GrpcWorkers | None = None
 
@@ -77,6 +82,11 @@ class RouterContext:
             "decode": options.decode_policy or options.policy,
         }
         self.policies = {role: POLICIES[name](limits, self.generator) for role, name in names.items()}
+        self.kv_events = KVEvents(options.kv_events_max_blocks, parse_endpoints(options.kv_events_endpoints))
+        self.prompt_tokens = PromptTokens(options.tokenizer_path or options.model_path, options.chat_template)
+        for policy in self.policies.values():
+            if isinstance(policy, CacheAware) and not options.disable_kv_events:
+                policy.events = self.kv_events
         for url in options.worker_urls:
             self.registry.add(url)
         for url, port in options.prefill:
@@ -88,6 +98,13 @@ class RouterContext:
     def now(self) -> float:
         """Seconds of a clock that never goes back."""
         return time.monotonic()
+
+    def learn(self, worker: Worker, info: Mapping[str, Any]) -> None:
+        """Take in what a worker says of itself in ``/server_info``."""
+        worker.take_info(dict(info))
+        policy = self.policies[worker.role]
+        if isinstance(policy, CacheAware) and policy.events is not None:
+            policy.events.follow(worker, info)
 
     def choose(self, role: str, workers: Sequence[Worker], prompt: Prompt) -> Worker:
         """One of ``workers``, by the policy of their pool."""
@@ -118,6 +135,7 @@ class RouterContext:
     async def close(self) -> None:
         """End what connects to workers."""
         await self.session.close()
+        await self.kv_events.close()
         if self.grpc_workers is not None:
             await self.grpc_workers.close()
 
@@ -135,6 +153,7 @@ class RouterContext:
     def _forget(self, worker: Worker) -> None:
         if self.grpc_workers is not None:
             self.grpc_workers.forget(worker)
+        self.kv_events.forget(worker)
         for policy in self.policies.values():
             policy.forget(worker)
 

@@ -28,6 +28,12 @@ class PolicyOptions:
     assignment_mode: str = option("random", "manual: how a new routing key is assigned", choices=ASSIGNMENTS)
     max_idle_secs: float = option(14400.0, "manual: time after which an unused routing key is forgotten", above=0)
     bucket_adjust_interval_secs: float = option(5.0, "bucket: time between two adjustments", above=0)
+    kv_events_endpoints: tuple[str, ...] = option((), "WORKER_URL=ENDPOINT[,REPLAY_ENDPOINT]; else as workers tell")
+    kv_events_max_blocks: int = option(1_000_000, "blocks of all workers together that are remembered", low=1)
+    disable_kv_events: bool = option(False, "cache_aware: go by what was sent, not by what workers publish")
+    model_path: str | None = option(None, "directory of the workers' tokenizer: KV events are of tokens, not of texts")
+    tokenizer_path: str | None = option(None, "the same, wins over --model-path")
+    chat_template: str | None = option(None, "chat template of the workers, if not the tokenizer's")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from sglang_lite.router.balance import least_loaded, out_of_balance
 from sglang_lite.router.bucket_policy import Bucket
+from sglang_lite.router.kv_events import KVEvents
 from sglang_lite.router.manual_policy import Manual
 from sglang_lite.router.prefix_tree import PrefixTree
 from sglang_lite.router.prompt import Prompt
@@ -136,37 +137,58 @@ class ConsistentHashing(_Stateless):
 
 
 class CacheAware:
-    """The worker that has most of the prompt in its cache, unless loads are out of balance."""
+    """The worker that has most of the prompt in its cache, unless loads are out of balance.
+
+    What workers publish as KV events is believed; for those that publish nothing, for gaps in what they publish, and
+    for prompts whose tokens are not known, a tree of what they were sent is a guess.
+    """
 
     def __init__(self, limits: PolicyLimits) -> None:
         self._limits = limits
         self._tree = PrefixTree(limits.tree_bytes)
         self._turn = 0
+        self.events: KVEvents | None = None
         self.reason = ""
         self.overlap: int | None = None
 
     def choose(self, workers: Sequence[Worker], prompt: Prompt) -> Worker:
-        limits = self._limits
+        limits, events = self._limits, self.events
         self._turn += 1
+        self.overlap = None
         if out_of_balance(workers, limits.absolute, limits.relative):
             self.reason = "balance"
             return least_loaded(workers, self._turn)
-        bits = 0
-        for worker in workers:
-            bits |= 1 << worker.index
-        length, holders = self._tree.match(prompt.key, bits)
-        if length > limits.match * len(prompt.key):
-            matching = [worker for worker in workers if holders >> worker.index & 1]
-            self.reason = "match"
-            return min(matching, key=_load)
-        self.reason = "load"
-        return least_loaded(workers, self._turn)
+        holding = None if events is None else events.match(workers, prompt)
+        if events is None or holding is None:
+            share, matching = self._guess(workers, prompt.key)
+        else:
+            share, matching = holding.share, holding.workers
+            unknown = [worker for worker in workers if not events.is_complete(worker)]
+            if unknown and (guess := self._guess(unknown, prompt.key))[0] > share:
+                share, matching = guess
+        self.reason = "match" if share > limits.match else "load"
+        worker = least_loaded(matching if share > limits.match else workers, self._turn)
+        if events is not None and holding is not None:
+            known = holding if worker in holding.workers or not holding.blocks else events.match([worker], prompt)
+            self.overlap = 0 if known is None else known.blocks
+        return worker
 
     def sent(self, worker: Worker, prompt: Prompt) -> None:
-        self._tree.insert(prompt.key, worker.index)
+        if self.events is None or prompt.tokens is None or not self.events.is_complete(worker):
+            self._tree.insert(prompt.key, worker.index)
 
     def forget(self, worker: Worker) -> None:
         self._tree.remove_worker(worker.index)
+
+    def _guess(self, workers: Sequence[Worker], key: bytes) -> tuple[float, Sequence[Worker]]:
+        """The share of ``key`` that some of ``workers`` were sent before, and who."""
+        bits = 0
+        for worker in workers:
+            bits |= 1 << worker.index
+        length, holders = self._tree.match(key, bits)
+        if not length:
+            return 0.0, ()
+        return length / len(key), [worker for worker in workers if holders >> worker.index & 1]
 
 
 POLICIES: dict[str, Callable[[PolicyLimits, random.Random], Policy]] = {
@@ -180,10 +202,6 @@ POLICIES: dict[str, Callable[[PolicyLimits, random.Random], Policy]] = {
 }
 GENERAL = tuple(name for name in POLICIES if name != "bucket")
 """Policies of any pool; ``bucket`` is for prefill, where the length of a prompt is the work."""
-
-
-def _load(worker: Worker) -> int:
-    return worker.load
 
 
 def _point(data: bytes) -> int:

@@ -13,10 +13,10 @@ class Prompt:
         key: the prompt as bytes: the JSON text of the fields that make it.
         routing_key: the caller's own key for where it wants to be.
         tokens: token ids, four little-endian bytes each; None where they are not known.
-        namespace: of the prefix cache (salt); empty for none.
+        salt: of the prefix cache; empty for none.
     """
 
     key: bytes
     routing_key: str | None = None
     tokens: bytes | None = None
-    namespace: str = ""
+    salt: str = ""

@@ -114,6 +114,8 @@ async def read_call(request: web.Request) -> Call:
     body = await request.read()
     request_id, head = request["request_id"], parse_head(body)
     prompt = Prompt(head.key, _routing_key(request))
+    if context.kv_events.is_active:
+        prompt = await context.prompt_tokens.add_to(prompt, request.path, head, body)
     return Call(request, context, body, head, request_id, forwarded_headers(request, request_id), prompt)
 
 

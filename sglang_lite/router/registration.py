@@ -47,7 +47,7 @@ async def register(context: RouterContext, worker: Worker) -> None:
     """
     for attempt in range(_INFO_ATTEMPTS):
         try:
-            worker.take_info(await _server_info(context, worker))
+            context.learn(worker, await _server_info(context, worker))
             return
         except NotReadyError as error:
             if error.final or attempt == _INFO_ATTEMPTS - 1:
