@@ -12,6 +12,7 @@ PROGRAM = "sglang-lite"
 USAGE = f"""usage: {PROGRAM} [serve] [MODEL] [options]
        {PROGRAM} router [options]
        {PROGRAM} fleet [options] [-- options of serve]
+       {PROGRAM} pd-demo [options]
        {PROGRAM} demo-model --output DIR
        {PROGRAM} check-env [--verify]
        {PROGRAM} version
@@ -19,6 +20,7 @@ USAGE = f"""usage: {PROGRAM} [serve] [MODEL] [options]
   serve        serve a model over HTTP; also launch_server, or no sub-command at all
   router       one address for many servers
   fleet        many servers on a Ray cluster or on this machine, kept alive behind a router
+  pd-demo      a prefill server, a decode server and one chat through both, on this machine
   demo-model   write the demo model (SmolLM2-135M-Instruct) as a Hugging Face directory
   check-env    report what this machine can run
   version      print the version
@@ -114,6 +116,13 @@ def fleet(words: Sequence[str]) -> int:
         return 130
 
 
+def pd_demo(words: Sequence[str]) -> int:
+    """Start a prefill and a decode server and talk to them once."""
+    from sglang_lite import pd_demo as demonstration
+
+    return demonstration.main(words)
+
+
 def demo_model(words: Sequence[str]) -> int:
     """Write the demo model into a directory."""
     from sglang_lite.demo_model import materialize
@@ -167,6 +176,7 @@ COMMANDS: dict[str, Command] = {
     "launch_server": serve,
     "router": router,
     "fleet": fleet,
+    "pd-demo": pd_demo,
     "demo-model": demo_model,
     "check-env": check_env,
     "version": version,

@@ -57,7 +57,7 @@ def _run(keep_running: bool, log: IO[str]) -> int:
     command += ["--device", "cpu", "--host", HOST, "--port", str(port)]
     server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        _wait_until_ready(server, port, Path(log.name))
+        wait_until_ready(server, port, Path(log.name))
         print(f"\nYou: {QUESTION}\nModel: ", end="", flush=True)
         text = ""
         for piece in stream_chat(port, QUESTION):
@@ -69,10 +69,10 @@ def _run(keep_running: bool, log: IO[str]) -> int:
         print(usage(port))
         if keep_running:
             print("Serving until Ctrl-C.", flush=True)
-            return _serve_on(server, Path(log.name))
+            return serve_on(server, Path(log.name))
         return 0
     finally:
-        _stop(server)
+        stop_server(server)
 
 
 def choose_port(preferred: int) -> int:
@@ -89,16 +89,16 @@ def choose_port(preferred: int) -> int:
     raise DemoError(f"no free port on {HOST}")
 
 
-def stream_chat(port: int, question: str) -> Iterator[str]:
+def stream_chat(port: int, question: str, model: str = DEMO_NAME, max_tokens: int = MAX_TOKENS) -> Iterator[str]:
     """The pieces of the answer to one user message, as the server streams them.
 
     Raises:
         DemoError: the server refused the request, failed while answering, or the connection broke.
     """
     body = {
-        "model": DEMO_NAME,
+        "model": model,
         "messages": [{"role": "user", "content": question}],
-        "max_tokens": MAX_TOKENS,
+        "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
     }
@@ -153,7 +153,12 @@ or with the OpenAI SDK (pip install openai):
 """
 
 
-def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Wait for ``/health``, and show how long it takes.
+
+    Raises:
+        DemoError: the server ended, or takes too long; with the end of its log.
+    """
     started = time.monotonic()
     terminal = sys.stderr.isatty()
     if not terminal:
@@ -161,9 +166,9 @@ def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> 
     while not _is_healthy(port):
         elapsed = time.monotonic() - started
         if server.poll() is not None:
-            raise DemoError(f"the server ended with exit code {server.returncode}:\n{_tail(log)}")
+            raise DemoError(f"the server ended with exit code {server.returncode}:\n{last_lines(log)}")
         if elapsed > START_TIMEOUT:
-            raise DemoError(f"the server is not ready after {START_TIMEOUT:.0f} s:\n{_tail(log)}")
+            raise DemoError(f"the server is not ready after {START_TIMEOUT:.0f} s:\n{last_lines(log)}")
         if terminal:
             print(f"\rStarting the server ... {elapsed:4.1f} s", end="", file=sys.stderr, flush=True)
         time.sleep(0.1)
@@ -182,7 +187,7 @@ def _is_healthy(port: int) -> bool:
         connection.close()
 
 
-def _serve_on(server: subprocess.Popen[bytes], log: Path) -> int:
+def serve_on(server: subprocess.Popen[bytes], log: Path) -> int:
     try:
         code = server.wait()
     except KeyboardInterrupt:
@@ -191,10 +196,10 @@ def _serve_on(server: subprocess.Popen[bytes], log: Path) -> int:
     if code == 0:
         print("The server was told to stop.", file=sys.stderr, flush=True)
         return 0
-    raise DemoError(f"the server ended with exit code {code}:\n{_tail(log)}")
+    raise DemoError(f"the server ended with exit code {code}:\n{last_lines(log)}")
 
 
-def _stop(server: subprocess.Popen[bytes]) -> None:
+def stop_server(server: subprocess.Popen[bytes]) -> None:
     """Ask the server to drain and end; hurry it when asked again; end it when it does not."""
     if server.poll() is not None:
         return
@@ -211,15 +216,16 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
         server.wait()
 
 
-def _tail(log: Path) -> str:
+def last_lines(log: Path) -> str:
+    """Of what a server has printed."""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:])
 
 
-def _on_terminate(number: int, frame: object) -> None:
+def on_terminate(number: int, frame: object) -> None:
     """End as on Ctrl-C, so that the server is stopped too."""
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _on_terminate)
+    signal.signal(signal.SIGTERM, on_terminate)
     sys.exit(main())

@@ -92,7 +92,7 @@ for _ in range(2):
 
 def test_server_that_was_told_to_stop_is_no_failure(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as server:
-        assert demo._serve_on(server, tmp_path / "unread.log") == 0
+        assert demo.serve_on(server, tmp_path / "unread.log") == 0
 
 
 def test_server_that_failed_is_one(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_server_that_failed_is_one(tmp_path: Path) -> None:
     log.write_text("the reason\n")
     failing = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     with failing as server, pytest.raises(demo.DemoError, match="exit code 3:\nthe reason"):
-        demo._serve_on(server, log)
+        demo.serve_on(server, log)
 
 
 def test_second_interrupt_reaches_the_draining_server() -> None:
@@ -125,7 +125,7 @@ def _interrupt_twice() -> None:
         thread = threading.Thread(target=interrupt_once_asked)
         thread.start()
         try:
-            demo._stop(server)
+            demo.stop_server(server)
             thread.join(10)
         finally:
             server.kill()
