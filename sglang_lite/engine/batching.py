@@ -67,9 +67,7 @@ def build_columns(submissions: Sequence[Submission], default_timeout: float = 0.
     )
 
 
-def _extras(
-    request: GenerateRequest, adapter: LoadedAdapter | None, grammar: str, num_resumed: int
-) -> RequestExtras:
+def _extras(request: GenerateRequest, adapter: LoadedAdapter | None, grammar: str, num_resumed: int) -> RequestExtras:
     return RequestExtras(
         stop_token_ids=() if request.sampling.ignore_eos else request.sampling.stop_token_ids,
         logit_bias=request.sampling.logit_bias or None,

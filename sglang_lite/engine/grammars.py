@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -12,6 +12,10 @@ from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.frontend.vocabulary import grammar_vocabulary
 from sglang_lite.grammar.backends import installed_backend, make_backend
 from sglang_lite.grammar.base import CompiledGrammar, GrammarBackend, TokenMatcher, Vocabulary
+from sglang_lite.types import StartupError
+
+MAX_LOADING = 256
+"""Grammars that may wait to be loaded: more than the fronts' compilers hand out at once."""
 
 MAX_GRAMMARS = 4096
 MAX_BYTES = 1 << 30
@@ -28,7 +32,8 @@ class GrammarLibrary:
     def __init__(self, make: Callable[[], GrammarBackend]) -> None:
         self._make = make
         self._backend: GrammarBackend | None = None
-        self._loading = threading.Lock()
+        self._waiting: deque[tuple[str, bytes, Future[None]]] = deque()
+        self._is_loading = False
         self._changing = threading.Lock()
         self._grammars: OrderedDict[str, tuple[CompiledGrammar, int]] = OrderedDict()
         self._bytes = 0
@@ -36,21 +41,33 @@ class GrammarLibrary:
     def load(self, identity: str, compiled: bytes) -> Future[None]:
         """Take a grammar; returns at once."""
         future: Future[None] = Future()
+        with self._changing:
+            if len(self._waiting) >= MAX_LOADING:
+                future.set_exception(StartupError(f"{MAX_LOADING} grammars are being loaded; try again later"))
+                return future
+            self._waiting.append((identity, compiled, future))
+            if not self._is_loading:
+                self._is_loading = True
+                threading.Thread(target=self._load_waiting, name="load grammars", daemon=True).start()
+        return future
 
-        def run() -> None:
+    def _load_waiting(self) -> None:
+        """Load what waits, one after another; the only thread that does."""
+        while True:
+            with self._changing:
+                if not self._waiting:
+                    self._is_loading = False
+                    return
+                identity, compiled, future = self._waiting.popleft()
             try:
-                with self._loading:
-                    if self._backend is None:
-                        self._backend = self._make()
-                    if identity not in self._grammars:
-                        self._add(identity, self._backend.load(compiled), len(compiled))
+                if self._backend is None:
+                    self._backend = self._make()
+                if identity not in self._grammars:
+                    self._add(identity, self._backend.load(compiled), len(compiled))
             except Exception as error:  # whatever failed, it is the front's to tell
                 future.set_exception(error)
             else:
                 future.set_result(None)
-
-        threading.Thread(target=run, name="load grammar", daemon=True).start()
-        return future
 
     def matcher(self, identity: str) -> TokenMatcher | None:
         """A matcher at the start of a grammar, None when it is not here (any more)."""

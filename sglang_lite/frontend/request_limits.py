@@ -11,6 +11,7 @@ from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Final
 
+from sglang_lite.grammar.limits import MAX_GRAMMAR_CHARACTERS, MAX_SCHEMA_PROPERTIES
 from sglang_lite.types import RequestError
 
 
@@ -30,6 +31,7 @@ class RequestLimits:
         stop_strings, stop_characters: strings and patterns each, and the characters of all strings.
         pattern_bytes, pattern_instructions: of a stop pattern, and of all compiled patterns together.
         stop_token_ids, logit_biases, scored_token_ids: entries of these fields.
+        grammar_characters: of a schema, expression or tag; schema_properties: ``properties`` of a whole schema.
         top_logprobs: of ``/generate``; openai_top_logprobs: of the OpenAI routes.
         sessions, session_bytes: open at a time, and what all of them hold; session_seconds: the longest time-out of
             one that nobody uses, and that of a session without a time-out of its own.
@@ -56,6 +58,8 @@ class RequestLimits:
     stop_token_ids: int = 4096
     logit_biases: int = 65536
     scored_token_ids: int = 4096
+    grammar_characters: int = MAX_GRAMMAR_CHARACTERS
+    schema_properties: int = MAX_SCHEMA_PROPERTIES
     top_logprobs: int = 1024
     openai_top_logprobs: int = 128
     sessions: int = 1024

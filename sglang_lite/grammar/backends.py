@@ -6,12 +6,10 @@ import hashlib
 import importlib.util
 
 from sglang_lite.grammar.base import GrammarBackend, Vocabulary
+from sglang_lite.grammar.limits import MAX_GRAMMAR_CHARACTERS
 from sglang_lite.types import Grammar, RequestError
 
 BACKENDS = ("xgrammar", "llguidance", "none")
-
-MAX_GRAMMAR_CHARACTERS = 256 * 1024
-"""Longest text of a grammar."""
 
 
 def installed_backend(wanted: str | None) -> str:

@@ -12,6 +12,8 @@ import msgspec
 
 from sglang_lite.grammar.base import GrammarError
 from sglang_lite.grammar.endless import check_ends
+from sglang_lite.grammar.limits import HOW_TO_SHRINK, MAX_SCHEMA_PROPERTIES, TOO_LARGE
+from sglang_lite.grammar.one_of import check_one_of
 from sglang_lite.grammar.unenforced import UNENFORCED, check_combination, check_reference
 
 ANY_JSON = "$$ANY$$"
@@ -20,6 +22,7 @@ ANY_JSON = "$$ANY$$"
 MAX_DEPTH = 64
 """Nesting of a schema; the libraries read it by recursion."""
 
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _FORMATS = frozenset(
     [
         "date",
@@ -60,7 +63,21 @@ def check_schema(text: str, library: str) -> Any:
 
 def check_parts(schema: Any, pointer: str, library: str) -> None:
     """Check a decoded schema; see ``check_schema``."""
+    for part, where in checked_parts(schema, pointer):
+        _check_keywords(part, where, library)
+        check_reference(part, where, schema)
+        check_combination(part, where, library)
+        check_one_of(part, where, schema, library)
+
+
+def checked_parts(schema: Any, pointer: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """The parts of a schema that are objects, each with its JSON pointer.
+
+    Raises:
+        GrammarError: one is no schema, they are too many or too deep, or a type is none.
+    """
     pending = [(schema, pointer, 0)]
+    num_properties = 0
     while pending:
         part, where, depth = pending.pop()
         if isinstance(part, bool):
@@ -69,10 +86,31 @@ def check_parts(schema: Any, pointer: str, library: str) -> None:
             raise GrammarError(f"JSON Schema at {where} must be an object or a boolean, got {type(part).__name__}")
         if depth > MAX_DEPTH:
             raise GrammarError(f"JSON Schema at {where} is nested more than {MAX_DEPTH} deep")
-        _check_keywords(part, where, library)
-        check_reference(part, where, schema)
-        check_combination(part, where, library)
-        pending += [(inner, place, depth + 1) for inner, place in _inner_schemas(part, where)]
+        properties = part.get("properties")
+        num_properties += len(properties) if isinstance(properties, dict) else 0
+        if num_properties > MAX_SCHEMA_PROPERTIES:
+            raise GrammarError(
+                f"{TOO_LARGE}: JSON Schema at {pointer} has more than {MAX_SCHEMA_PROPERTIES} properties in all, at "
+                f"{where}; {HOW_TO_SHRINK}"
+            )
+        _check_types(part, where)
+        yield part, where
+        pending += [(inner, place, depth + 1) for inner, place in inner_schemas(part, where)]
+
+
+def _check_types(part: dict[str, Any], where: str) -> None:
+    if "type" not in part:
+        return
+    named = part["type"]
+    types = named if isinstance(named, list) else [named]
+    if not types:
+        raise GrammarError(f"JSON Schema at {where}/type is an empty list, so that no text matches it; name a type")
+    for name in types:
+        if name not in _TYPES:
+            raise GrammarError(
+                f"JSON Schema at {where}/type must be one of {', '.join(sorted(_TYPES))}, or a list of them, got "
+                f"{str(name)[:80]!r}"
+            )
 
 
 def _check_keywords(part: dict[str, Any], where: str, library: str) -> None:
@@ -98,8 +136,8 @@ def _check_keywords(part: dict[str, Any], where: str, library: str) -> None:
         )
 
 
-def _inner_schemas(part: dict[str, Any], where: str) -> Iterator[tuple[Any, str]]:
-    """The schemas directly within one, and their pointers. Examples, defaults and constants are data."""
+def inner_schemas(part: dict[str, Any], where: str) -> Iterator[tuple[Any, str]]:
+    """The schemas directly within one, and their JSON pointers. Examples, defaults and constants are data."""
     for key in _ONE_SCHEMA:
         if key in part and not (key == "items" and isinstance(part[key], list)):
             yield part[key], f"{where}/{key}"

@@ -9,7 +9,8 @@ import numpy as np
 
 from sglang_lite.grammar.base import UNDECIDED, GrammarError, TokenMatcher, Vocabulary
 from sglang_lite.grammar.endless import check_ends
-from sglang_lite.grammar.json_schema import ANY_JSON, decode_schema
+from sglang_lite.grammar.json_schema import ANY_JSON, checked_parts, decode_schema
+from sglang_lite.grammar.locating import pointer_to_fault
 from sglang_lite.types import Grammar, Int32Array
 
 WHITESPACE = r"[ \n\r\t]{0,20}"
@@ -17,6 +18,8 @@ WHITESPACE = r"[ \n\r\t]{0,20}"
 
 COMPACT_WHITESPACE = r"[ \n\r\t]?"
 """The same where a grammar is compact."""
+
+_ONE_OF = "two branches of oneOf may both match; use anyOf, or tell them apart by a required property"
 
 _OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
 _COMPACT = {"whitespace_flexible": True, "whitespace_pattern": COMPACT_WHITESPACE}
@@ -44,14 +47,32 @@ class LlguidanceBackend:
             text: str = self._text(grammar)
         except ValueError as error:
             raise GrammarError(str(error)) from error
+        fault = self._fault_of(text)
+        if fault and grammar.kind == "json_schema" and grammar.text != ANY_JSON:
+            pointer = pointer_to_fault(decode_schema(grammar.text), self._fault_of_schema)
+            raise GrammarError(f"JSON Schema at {pointer}: {fault}")
+        if fault:
+            raise GrammarError(fault)
+        return text.encode()
+
+    def _fault_of(self, text: Any) -> str:
+        """Why a grammar cannot be used, empty when it can."""
         matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0)
         if matcher.is_error():
-            raise GrammarError(_first_line(matcher.get_error()))
+            fault = _first_line(matcher.get_error()) or "it is malformed"
+            return _ONE_OF if fault.startswith("oneOf constraints") else fault
         bits = np.zeros(self._width, dtype=np.int32)
         _Matcher(matcher, self._end_ids).fill(bits)
         if matcher.is_error() or not bits.any():
-            raise GrammarError(_first_line(matcher.get_error()) or "no text matches it")
-        return text.encode()
+            return _first_line(matcher.get_error()) or "no text matches it"
+        return ""
+
+    def _fault_of_schema(self, schema: Any) -> str:
+        try:
+            text = self._library.LLMatcher.grammar_from_json_schema(msgspec.json.encode(schema).decode())
+        except ValueError as error:
+            return str(error)
+        return self._fault_of(text)
 
     def load(self, compiled: bytes) -> LlguidanceGrammar:
         """See ``GrammarBackend.load``."""
@@ -64,7 +85,10 @@ class LlguidanceBackend:
             case "json_schema":
                 # The library knows no schema "true", which says the same as an empty one.
                 if grammar.text != ANY_JSON:
-                    check_ends(decode_schema(grammar.text))
+                    decoded = decode_schema(grammar.text)
+                    for _ in checked_parts(decoded, "#"):
+                        pass  # it raises what is wrong
+                    check_ends(decoded)
                 schema = "{}" if grammar.text == ANY_JSON or grammar.text.strip() == "true" else grammar.text
                 return matcher.grammar_from_json_schema(schema, overrides=_COMPACT if grammar.compact else _OPTIONS)
             case "regex":

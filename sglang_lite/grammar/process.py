@@ -12,6 +12,7 @@ import threading
 import time
 
 from sglang_lite.grammar.base import GrammarError, Vocabulary
+from sglang_lite.grammar.limits import HOW_TO_SHRINK, TOO_LARGE
 from sglang_lite.grammar.messages import LENGTH, Answer, Compile, Setup, decode_answer, encode
 from sglang_lite.types import Grammar
 
@@ -65,20 +66,25 @@ class CompilerProcess:
                 answer = self._ask(process, encode(Compile(grammar)), self._seconds)
             except TimeoutError:
                 self._end()
-                raise GrammarError(f"compiling it takes more than {self._seconds:g} seconds; simplify it") from None
+                raise GrammarError(
+                    f"{TOO_LARGE}: compiling it takes more than {self._seconds:g} seconds; {HOW_TO_SHRINK}"
+                ) from None
             except EOFError:
                 was_ended = _was_ended_by_others(process) and not self._closed
                 self._end()
                 if was_ended:
                     raise CompilerError("its process was ended from outside; send the request again") from None
-                raise GrammarError("the compiler ended over it, as too much memory or nesting does") from None
+                raise GrammarError(
+                    f"{TOO_LARGE}: the compiler ended over it, as too much memory or nesting does; {HOW_TO_SHRINK}"
+                ) from None
         if not answer.loaded:
             raise CompilerError(answer.error)
         if answer.error:
             raise GrammarError(answer.error)
         if len(answer.compiled) > MAX_COMPILED_BYTES:
             raise GrammarError(
-                f"its compiled form has {len(answer.compiled)} bytes; at most {MAX_COMPILED_BYTES} are allowed"
+                f"{TOO_LARGE}: its compiled form has {len(answer.compiled)} bytes, over the limit of "
+                f"{MAX_COMPILED_BYTES}; {HOW_TO_SHRINK}"
             )
         return answer.compiled
 
@@ -123,11 +129,7 @@ class CompilerProcess:
         """
         assert process.stdin is not None and process.stdout is not None  # they are pipes
         deadline = time.monotonic() + seconds
-        try:
-            process.stdin.write(message)
-            process.stdin.flush()
-        except BrokenPipeError:
-            raise EOFError from None
+        _send(process.stdin.fileno(), message, deadline)
         descriptor = process.stdout.fileno()
         (length,) = LENGTH.unpack(_receive(descriptor, LENGTH.size, deadline))
         return decode_answer(_receive(descriptor, length, deadline))
@@ -149,6 +151,24 @@ def _was_ended_by_others(process: subprocess.Popen[bytes]) -> bool:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_EXIT_SECONDS)
     return process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def _send(descriptor: int, message: bytes, deadline: float) -> None:
+    """Write all of ``message``, which a process that reads nothing does not hold up beyond the deadline."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
+    os.set_blocking(descriptor, False)
+    view = memoryview(message)
+    while view:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poller.poll(left * 1000):
+            raise TimeoutError
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:
+            continue
+        except BrokenPipeError:
+            raise EOFError from None
 
 
 def _receive(descriptor: int, count: int, deadline: float) -> bytes:

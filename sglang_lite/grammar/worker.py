@@ -16,6 +16,7 @@ from typing import BinaryIO
 from sglang_lite.grammar.backends import make_backend
 from sglang_lite.grammar.base import GrammarBackend, GrammarError, Vocabulary
 from sglang_lite.grammar.cost import check_cost
+from sglang_lite.grammar.limits import NO_MEMORY
 from sglang_lite.grammar.messages import LENGTH, Answer, Compile, Setup, decode_request, encode
 
 
@@ -53,10 +54,12 @@ def _compile(backend: GrammarBackend | None, vocabulary: Vocabulary | None, mess
         check_cost(backend.load(compiled).matcher(), vocabulary, seed=len(message.grammar.text))
         return Answer(compiled=compiled)
     except GrammarError as error:
-        return Answer(error=str(error))
-    except MemoryError:
-        return Answer(error="compiling it takes too much memory; simplify it")
+        if "bad_alloc" not in str(error):
+            return Answer(error=str(error))
+        return Answer(error=NO_MEMORY)
     except Exception as error:  # whatever a library raises for a grammar that it does not understand
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+            return Answer(error=NO_MEMORY)
         return Answer(error=f"{type(error).__name__}: {error}"[:1000])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from sglang_lite.grammar.base import UNDECIDED, GrammarError, TokenMatcher, Vocabulary
 from sglang_lite.grammar.json_schema import ANY_JSON, check_schema, read_structural_tag
+from sglang_lite.grammar.xgrammar_text import simplified
 from sglang_lite.types import Grammar, Int32Array
 
 MAX_WHITESPACE = 20
@@ -90,13 +91,13 @@ class XgrammarBackend:
     def _schema_grammar(self, schema: str, bound: int = MAX_WHITESPACE) -> str:
         """The library's own grammar of a schema, without what JSON forbids."""
         text = str(self._library.Grammar.from_json_schema(schema, max_whitespace_cnt=bound))
-        return text.replace(_LENIENT_CHARACTER, _STRICT_CHARACTER)
+        return simplified(text.replace(_LENIENT_CHARACTER, _STRICT_CHARACTER))
 
     def _tagged_grammar(self, node: dict[str, Any]) -> str:
         """The same of a schema whose text is not JSON at its outermost level."""
         tag = {"type": "structural_tag", "format": node}
         text = str(self._library.Grammar.from_structural_tag(msgspec.json.encode(tag).decode()))
-        return text.replace(_LENIENT_CHARACTER, _STRICT_CHARACTER)
+        return simplified(text.replace(_LENIENT_CHARACTER, _STRICT_CHARACTER))
 
     def _with_grammars(self, node: Any) -> Any:
         """A structural tag whose schemas are replaced by their grammars, with whitespace bounded."""

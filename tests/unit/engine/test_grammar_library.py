@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import Future
 
 import pytest
@@ -61,3 +62,34 @@ def test_a_grammar_in_use_is_never_dropped(monkeypatch: pytest.MonkeyPatch, limi
 
     asyncio.run(requests())
     assert sent.count("in use...") == 1
+
+
+class _Held(_Backend):
+    """Loads when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.loaded: list[bytes] = []
+
+    def load(self, compiled: bytes) -> CompiledGrammar:
+        assert self.go.wait(30)
+        self.loaded.append(compiled)
+        return _Compiled()
+
+
+def test_loading_takes_one_thread_and_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "MAX_LOADING", 20)
+    backend = _Held()
+    library = GrammarLibrary(lambda: backend)
+    futures = [library.load(f"g{number}", b"%d" % number) for number in range(60)]
+    assert sum(thread.name == "load grammars" for thread in threading.enumerate()) == 1
+    refused = [future for future in futures if future.done()]
+    assert len(refused) in (39, 40)  # one may have been taken to be loaded already
+    assert all("20 grammars are being loaded" in str(future.exception()) for future in refused)
+    backend.go.set()
+    for future in futures:
+        if future not in refused:
+            future.result(30)
+    assert backend.loaded == [b"%d" % number for number in range(60 - len(refused))]
+    library.load("later", b"later").result(30)
+    assert library.matcher("later") is not None

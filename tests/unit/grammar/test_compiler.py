@@ -125,6 +125,22 @@ def test_a_slow_grammar_is_given_up() -> None:
         process.close()
 
 
+def test_a_compiler_that_reads_nothing_is_given_up() -> None:
+    """A grammar that is longer than a pipe holds does not keep whoever writes it."""
+    process = CompilerProcess("xgrammar", VOCABULARY, 30.0)
+    try:
+        process.compile(Grammar("regex", "a"))
+        assert process._process is not None
+        os.kill(process._process.pid, signal.SIGSTOP)
+        process._seconds = 0.2
+        with pytest.raises(GrammarError, match=r"more than 0\.2 seconds"):
+            process.compile(Grammar("regex", "b" * 1_000_000))
+        process._seconds = 30.0
+        assert process.compile(Grammar("regex", "c"))
+    finally:
+        process.close()
+
+
 class Slow:
     """In place of a process: compiles when it is told to."""
 
