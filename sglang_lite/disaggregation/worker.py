@@ -74,7 +74,9 @@ class SessionWorker(abc.ABC):
         self.counts: collections.Counter[str] = collections.Counter()
         self.failures: collections.Counter[str] = collections.Counter()
         self.seconds = 0.0
-        self._events = EventQueue()
+        self._events: EventQueue[Event] = EventQueue()
+        self._put: Callable[[Event], None] = self._events.put
+        self._on_tick: Callable[[], None] = lambda: None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, options.max_sockets + 16)
         self.links = LinkTable(self._context, options.max_sockets)
@@ -89,6 +91,15 @@ class SessionWorker(abc.ABC):
         self._last_tick = 0.0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+
+    def redirect(self, put: Callable[[Event], None], on_tick: Callable[[], None] = lambda: None) -> None:
+        """Before ``start``: pass events on instead of keeping them for ``events``.
+
+        Args:
+            put: takes each, on the loop.
+            on_tick: called there every ``alive_interval``.
+        """
+        self._put, self._on_tick = put, on_tick
 
     def start(self) -> None:
         """Start the thread."""
@@ -164,7 +175,7 @@ class SessionWorker(abc.ABC):
 
     def emit(self, event: Event) -> None:
         """Tell the core."""
-        self._events.put(event)
+        self._put(event)
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
         """From the core's thread: run on the loop."""
@@ -240,6 +251,7 @@ class SessionWorker(abc.ABC):
                 link.last_heard = now
             self._watch(link, now)
         self.on_tick(now)
+        self._on_tick()
 
     def _watch(self, link: Link, now: float) -> None:
         link.send(Alive(self.instance).frames())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from sglang_lite.config import ServerConfig
-from sglang_lite.disaggregation.pool_memory import PoolMemory
 from sglang_lite.engine.grammars import grammar_library
 from sglang_lite.engine.info import EngineInfo, KvCacheInfo, RecurrentStateInfo
 from sglang_lite.engine.parts import CoreParts, Report, make_scheduler
 from sglang_lite.execution.build import EngineLimits, build_executor
 from sglang_lite.execution.parallel_executor import ParallelExecutor
+from sglang_lite.execution.transfer_memory import transfer_memory
 from sglang_lite.models.description import ModelDescription, read_description
 from sglang_lite.types import StartupError
 
@@ -27,20 +27,11 @@ def build_core_parts(config: ServerConfig, report: Report) -> CoreParts:
     depth = 1 if config.disable_overlap_schedule else 2
     scheduler = make_scheduler(config, info)
     grammars = grammar_library(config, info.vocab_size, info.eos_token_ids)
+    memory = transfer_memory(limits, description, size=config.tp_size)
     if isinstance(executor, ParallelExecutor):
-        return CoreParts(scheduler, executor, info, depth, executor.watch, grammars)
-    return CoreParts(scheduler, executor, info, depth, grammars=grammars, memory=_pool_memory(limits))
-
-
-def _pool_memory(limits: EngineLimits) -> PoolMemory | None:
-    """The pool of a host; one on a device is not transferred yet."""
-    geometry = limits.geometry
-    if not limits.pool_address:
-        return None
-    layout = "-".join(map(str, geometry.pool_shape[1:]))
-    return PoolMemory(
-        limits.pool_address, geometry.num_pages, geometry.page_bytes, geometry.page_size, limits.kv_dtype, layout
-    )
+        ranks = executor.ranks
+        return CoreParts(scheduler, executor, info, depth, executor.watch, grammars, memory=memory, ranks=ranks)
+    return CoreParts(scheduler, executor, info, depth, grammars=grammars, memory=memory)
 
 
 def engine_info(config: ServerConfig, description: ModelDescription, limits: EngineLimits) -> EngineInfo:

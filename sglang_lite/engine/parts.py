@@ -9,6 +9,7 @@ from typing import TypeVar, get_args
 from sglang_lite.config import ServerConfig
 from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.disaggregation.pool_memory import PoolMemory
+from sglang_lite.disaggregation.ranked_sessions import RankChannel
 from sglang_lite.engine.grammars import GrammarLibrary
 from sglang_lite.engine.info import EngineInfo
 from sglang_lite.execution.base import Executor
@@ -43,7 +44,8 @@ class CoreParts:
         watch: takes a function, which is called with a sentence, in a thread of its own, when something outside this
             process that the executor needs is lost: the core may be idle then and would not notice.
         grammars: None when the core serves none.
-        memory: the KV pool as transfers see it; None where it cannot be transferred.
+        memory: the KV pool of rank 0 as transfers see it; None where it cannot be transferred.
+        ranks: the way to the other tensor-parallel ranks; None without any.
     """
 
     scheduler: Scheduler
@@ -53,6 +55,7 @@ class CoreParts:
     watch: Callable[[Callable[[str], None]], None] = lambda on_loss: None
     grammars: GrammarLibrary | None = None
     memory: PoolMemory | None = None
+    ranks: RankChannel | None = None
 
 
 Build = Callable[[ServerConfig, Report], CoreParts]

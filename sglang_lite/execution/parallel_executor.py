@@ -22,7 +22,7 @@ from sglang_lite.execution.executor import TorchExecutor
 from sglang_lite.execution.placement import Placement, placement_of, split_address
 from sglang_lite.execution.plan_frames import PlanFrame, encode_plan, encode_stop
 from sglang_lite.execution.rank_launch import END_SECONDS, RankLaunch, end_rank, fingerprint, open_store, start_rank
-from sglang_lite.execution.rank_links import LeaderLink, RankWatch
+from sglang_lite.execution.rank_links import EXTRA, LeaderLink, RankWatch
 from sglang_lite.execution.torch_group import TorchGroup, join_group, leave_group
 from sglang_lite.layers.parallel import ParallelGroup
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
@@ -59,6 +59,7 @@ class RankLeader:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._links: list[LeaderLink] = []
         self._watch: RankWatch | None = None
+        self._listener: Callable[[int, bytes], None] = lambda rank, data: None
         self.failure: str | None = None
         try:
             self._start()
@@ -79,7 +80,7 @@ class RankLeader:
             if rank:
                 launch = RankLaunch(config=config.to_json(), rank=rank, directory=self._directory)
                 self._processes[rank] = start_rank(launch)
-        self._watch = RankWatch(self._links, self._processes, self._lose)
+        self._watch = RankWatch(self._links, self._processes, self._lose, self._hear)
 
     def _bind_address(self, what: str, rank: int) -> str:
         if self._placement.is_local(rank):
@@ -155,6 +156,19 @@ class RankLeader:
         for link in self._links:
             link.send(frame)
 
+    @property
+    def num_ranks(self) -> int:
+        """Of the replica."""
+        return self._placement.size
+
+    def send_command(self, command: bytes) -> None:
+        """Send something to every other rank, in order with the plans; by the thread that submits them."""
+        self.send([EXTRA, command])
+
+    def listen(self, listener: Callable[[int, bytes], None]) -> None:
+        """Call ``listener`` with (rank, data), in a thread of its own, for what ranks send beside their failures."""
+        self._listener = listener
+
     def close(self) -> None:
         """End the other ranks and release everything."""
         self._closing = True
@@ -171,6 +185,9 @@ class RankLeader:
             leave_group()
         self._context.term()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _hear(self, rank: int, data: bytes) -> None:
+        self._listener(rank, data)
 
     def _lose(self, reason: str) -> None:
         with self._lock:
@@ -226,6 +243,11 @@ class ParallelExecutor:
             return self._inner.collect()
         except ExecutionError as error:
             raise self._leader.explain(error) from error
+
+    @property
+    def ranks(self) -> RankLeader:
+        """The way to the other ranks."""
+        return self._leader
 
     @property
     def in_flight(self) -> int:

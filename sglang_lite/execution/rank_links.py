@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
+EXTRA = b"extra"
+"""First of two frames that are neither a plan nor the reason why a rank ends: the other one is for whoever listens."""
+
 _HEARTBEAT_MS = 2_000
 _SILENCE_MS = 10_000
 """A connection without an answer to heartbeats for this long is gone."""
@@ -44,6 +47,7 @@ class LeaderLink:
     def __init__(self, context: Context, rank: int, plans: str, reports: str) -> None:
         self.rank = rank
         self._plans = _socket(context, zmq.PUSH)
+        self._plans.setsockopt(zmq.SNDHWM, 0)  # what waits is bounded by the requests that the core admits
         self._plans.bind(plans)
         self.reports = _socket(context, zmq.PULL)
         self.monitor = self.reports.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -51,7 +55,7 @@ class LeaderLink:
         self.endpoints = tuple(_bound(socket) for socket in (self._plans, self.reports))
 
     def send(self, frame: PlanFrame) -> None:
-        """Send a plan; never waits, since only a few plans are in flight."""
+        """Send a plan, or what ``EXTRA`` begins; never waits."""
         self._plans.send_multipart(frame, zmq.NOBLOCK)
 
     def close(self) -> None:
@@ -72,14 +76,20 @@ class RankWatch:
         links: to all followers.
         processes: of the followers on this machine, by rank.
         on_loss: called once, in that thread, with a sentence.
+        on_extra: called there with the rank and what it sent behind ``EXTRA``.
     """
 
     def __init__(
-        self, links: list[LeaderLink], processes: dict[int, subprocess.Popen[bytes]], on_loss: Callable[[str], None]
+        self,
+        links: list[LeaderLink],
+        processes: dict[int, subprocess.Popen[bytes]],
+        on_loss: Callable[[str], None],
+        on_extra: Callable[[int, bytes], None],
     ) -> None:
         self._links = links
         self._processes = processes
         self._on_loss = on_loss
+        self._on_extra = on_extra
         self._stop_reading, self._stop_writing = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="rank-watch", daemon=True)
         self._thread.start()
@@ -112,8 +122,8 @@ class RankWatch:
                     return None
                 # A follower's own words say more than its end, which follows them.
                 for link in self._links:
-                    if link.reports in ready:
-                        return f"tensor parallel rank {link.rank} failed: {link.reports.recv().decode()}"
+                    if link.reports in ready and (reason := self._read(link)) is not None:
+                        return f"tensor parallel rank {link.rank} failed: {reason}"
                 for link in self._links:
                     if link.monitor in ready:
                         recv_monitor_message(link.monitor)
@@ -125,10 +135,19 @@ class RankWatch:
             for descriptor in descriptors:
                 os.close(descriptor)
 
+    def _read(self, link: LeaderLink) -> str | None:
+        """One report: why the rank ends, or None when it is an extra one."""
+        frames = link.reports.recv_multipart()
+        if len(frames) == 2 and frames[0] == EXTRA:
+            self._on_extra(link.rank, frames[1])
+            return None
+        return frames[0].decode()
+
     def _describe_end(self, link: LeaderLink) -> str:
         name = f"tensor parallel rank {link.rank}"
-        if link.reports.poll(0):
-            return f"{name} failed: {link.reports.recv().decode()}"
+        while link.reports.poll(0):
+            if (reason := self._read(link)) is not None:
+                return f"{name} failed: {reason}"
         process = self._processes.get(link.rank)
         if process is None:
             return f"{name} on another node is gone: its connection ended"
@@ -156,21 +175,33 @@ class FollowerLink:
         # A context of its own, so that waiting for its last message does not wait for the other sockets.
         self._report_context: Context = zmq.Context()
         self._reports = _socket(self._report_context, zmq.PUSH)
+        self._reports.setsockopt(zmq.SNDHWM, 0)
+        self._lock = threading.Lock()
+        self._flushed = False
         self._reports.connect(reports)
         self._on_loss = on_loss
         threading.Thread(target=self._watch, name="leader-watch", daemon=True).start()
 
     def receive(self) -> PlanFrame:
-        """The next frame, in the order of submission."""
+        """The next plan, or extra frames, in the order of submission."""
         return self._plans.recv_multipart()
 
     def report(self, message: str) -> None:
         """Tell rank 0 why this rank ends."""
-        self._reports.send(message.encode())
+        with self._lock:
+            self._reports.send(message.encode())
+
+    def report_extra(self, data: bytes) -> None:
+        """Send something to whoever listens on rank 0. Any thread may call it."""
+        with self._lock:
+            if not self._flushed:
+                self._reports.send_multipart([EXTRA, data])
 
     def flush(self) -> None:
         """Wait a moment until the reports have left; none can be sent afterwards."""
-        self._reports.close(2000)
+        with self._lock:
+            self._flushed = True
+            self._reports.close(2000)
         self._report_context.term()
 
     def _watch(self) -> None:

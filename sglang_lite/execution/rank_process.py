@@ -20,17 +20,24 @@ import zmq
 from torch._C._distributed_c10d import Store
 
 from sglang_lite.config import ServerConfig
+from sglang_lite.disaggregation.build import open_worker
+from sglang_lite.disaggregation.ranked_sessions import FollowingSessions
 from sglang_lite.execution.build import build_runner
+from sglang_lite.execution.executor import StepRunner
 from sglang_lite.execution.parallel_executor import rank_device
 from sglang_lite.execution.placement import placement_of
 from sglang_lite.execution.plan_frames import decode_plan
 from sglang_lite.execution.rank_launch import RankLaunch, fingerprint, open_store
-from sglang_lite.execution.rank_links import FollowerLink
+from sglang_lite.execution.rank_links import EXTRA, FollowerLink
 from sglang_lite.execution.torch_group import join_group
+from sglang_lite.execution.transfer_memory import transfer_memory
 from sglang_lite.models.description import read_description
 from sglang_lite.types import StartupError
 
 logger = logging.getLogger(__name__)
+
+SESSION_GRACE_SECONDS = 1.5
+"""How long the transfers of a rank that ends may take to stop."""
 
 EXIT_STARTUP_FAILURE = 1
 EXIT_FAULT = 70
@@ -88,8 +95,29 @@ def _follow(config: ServerConfig, launch: RankLaunch, store: Store, link: Follow
     torch.set_num_threads(built.num_threads)
     gc.collect()
     gc.freeze()
-    while (plan := decode_plan(link.receive())) is not None:
-        built.runner.run(plan)
+    sessions = None
+    if config.is_disaggregated:
+        worker = open_worker(
+            config, transfer_memory(built.limits, description, launch.rank, config.tp_size), launch.rank
+        )
+        sessions = FollowingSessions(worker, link.report_extra)
+    try:
+        _run_frames(link, built.runner, sessions)
+    finally:
+        if sessions is not None:
+            # Peers hear of it, and the pool is unregistered while its memory is still there.
+            sessions.close(SESSION_GRACE_SECONDS)
+
+
+def _run_frames(link: FollowerLink, runner: StepRunner, sessions: FollowingSessions | None) -> None:
+    while True:
+        frames = link.receive()
+        if sessions is not None and frames[0] == EXTRA:
+            sessions.run(frames[1])
+        elif (plan := decode_plan(frames)) is not None:
+            runner.run(plan)
+        else:
+            return
 
 
 def _leave_with_parent(directory: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_lite.engine import disaggregated
+from sglang_lite.disaggregation import build
 from sglang_lite.engine.build import build_core_parts
 from sglang_lite.engine.process import main as run_core
 from sglang_lite.server import run
@@ -101,7 +101,7 @@ def main() -> int:
             transport: KVTransport = gated
             return transport
 
-        disaggregated.open_transport = open_gated  # type: ignore[attr-defined]
+        build.open_transport = open_gated
         return run_core(build_core_parts)
     command = (sys.executable, "-m", "tests.support.gated_core", str(gate), "core")
     serve = run.run_server
