@@ -80,9 +80,16 @@ def read_update(body: dict[str, Any]) -> tuple[str, str | None]:
     for name, harmless in (("flush_cache", True), ("is_async", False), ("keep_pause", False), ("manifest", None)):
         if body.get(name) is not None and body[name] != harmless:
             raise RequestError(f"{name}={describe(body[name])} is not supported; leave it out", field=name)
-    if "\0" in path or not Path(path).is_dir():
+    if not _is_directory(path):
         raise RequestError(f"model_path {path[:200]!r} is not a directory of this machine", field="model_path")
     return path, _version(body, "weight_version")
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
 
 
 async def update_weight_version(request: web.Request) -> web.Response:

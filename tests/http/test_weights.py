@@ -100,6 +100,8 @@ async def test_a_pause_outlasts_new_weights(changing: LocalServer, other_model: 
         ({"model_path": 5}, "model_path"),
         ({"model_path": "/no/such/directory"}, "/no/such/directory"),
         ({"model_path": "https://example.com/model"}, "directory"),
+        ({"model_path": "x" * 70_000}, "directory"),
+        ({"model_path": "a\0b"}, "directory"),
         ({"model_path": "SMOKE"}, "another model"),
         ({"model_path": "EMPTY"}, "config.json"),
         ({"model_path": "CUT"}, "safetensors"),
