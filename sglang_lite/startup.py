@@ -104,6 +104,7 @@ def check_options(config: ServerConfig) -> None:
     _check_chat_template(config.chat_template)
     _check_grammar_backend(config.grammar_backend)
     _check_ranks(config)
+    _check_memory_saver(config)
     check_draft_options(config)
     if config.is_disaggregated:
         _check_disaggregation(config)
@@ -248,6 +249,22 @@ def _check_ranks(config: ServerConfig) -> None:
         split_address(config.dist_init_addr)
     if tp_size % config.ep_size:
         raise StartupError(f"--ep-size {config.ep_size} must divide --tp-size {tp_size}: experts share its ranks")
+
+
+def _check_memory_saver(config: ServerConfig) -> None:
+    """Memory is given back by one rank on the host that nobody else reads or writes."""
+    if not config.enable_memory_saver:
+        return
+    reasons = {
+        f"--device {config.device}": config.device != "cpu",
+        f"--tp-size {config.tp_size}": config.tp_size > 1,
+        "--enable-lora": config.enable_lora,
+        f"--speculative-algorithm {config.speculative_algorithm}": config.drafts_with_weights,
+        f"--disaggregation-mode {config.disaggregation_mode}": config.is_disaggregated,
+    }
+    found = ", ".join(name for name, holds in reasons.items() if holds)
+    if found:
+        raise StartupError(f"--enable-memory-saver does not go together with {found}; leave one of them out")
 
 
 def _check_pool(config: ServerConfig) -> None:

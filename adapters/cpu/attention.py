@@ -85,6 +85,11 @@ class CpuAttention:
         self._is_unfinished = True
         return CpuAttentionPlan(reader.slot_rows(batch.slot_mapping), batch, decode, prefill)
 
+    def release(self) -> None:
+        """Let go of the copies of running sequences; no step is under way."""
+        self._reader = self._workspace = None
+        self._is_unfinished = False
+
     def pages_copied(self, destination: Tensor) -> None:
         """Pages int64[C] were overwritten outside of a step."""
         if self._workspace is not None:

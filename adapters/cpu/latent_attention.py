@@ -102,6 +102,10 @@ class CpuLatentAttention:
     def __init__(self) -> None:
         self._pool: LatentPool | None = None
 
+    def release(self) -> None:
+        """Let go of the scratch memory; no step is under way."""
+        self._pool = None
+
     @property
     def selects_keys(self) -> bool:
         """Always: contexts of any length."""

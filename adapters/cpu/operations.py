@@ -50,6 +50,13 @@ class CpuOperations:
         self._scaled_weights: dict[int, tuple[Tensor, Tensor]] = {}  # by identity, with the weight itself
         self._whole_heads: tuple[Tensor, Tensor, Tensor] | None = None
 
+    def release(self) -> None:
+        """Let go of what is kept of pools and weights between steps; the next step makes it again."""
+        self._attention.release()
+        self._latent.release()
+        self._scaled_weights.clear()
+        self._whole_heads = None
+
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")

@@ -90,7 +90,7 @@ _REFUSED = {
         enable-http2 enable-int8-mamba-checkpoint enable-kv-cache-sharding enable-layernorm-sp
         enable-layerwise-nvtx-marker enable-lean-attention enable-linear-replayssm enable-linear-replayssm-spec
         enable-linker-mla-dedup enable-lmcache enable-lora-overlap-loading
-        enable-mamba-cache-stochastic-rounding enable-megamoe-for-layernorm-sp enable-memory-saver enable-mis
+        enable-mamba-cache-stochastic-rounding enable-megamoe-for-layernorm-sp enable-mis
         enable-mm-global-cache enable-mscclpp enable-multi-layer-eagle enable-multimodal enable-nccl-nvls
         enable-nvidia-megakernel enable-p2p-check enable-page-major-kv-layout enable-paged-experts
         enable-pd-role-switch enable-precise-embedding-interpolation enable-prefill-cp

@@ -17,7 +17,7 @@ from sglang_lite.engine.client import EngineClient
 from sglang_lite.engine.control_calls import FRONT
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.launcher import CORE_COMMAND
-from sglang_lite.engine.messages import PauseMode
+from sglang_lite.engine.messages import MemoryTag, PauseMode
 from sglang_lite.engine.replicas import ReplicaClient, merge_loads
 from sglang_lite.engine.request_flow import RequestFlow
 from sglang_lite.engine.shared_claims import SharedClaims
@@ -244,6 +244,40 @@ class AsyncEngine:
         """
         self._flow.send_unsent()
         await self._client.update_weights(path)
+
+    async def release_memory(self, tags: tuple[MemoryTag, ...]) -> None:
+        """Give the engine's memory for the KV pool or the weights back; requests are refused until it is resumed.
+
+        Raises:
+            RequestError: requests run.
+        """
+        self._flow.send_unsent()
+        await to_the_end(self._release_memory(tags))
+
+    async def _release_memory(self, tags: tuple[MemoryTag, ...]) -> None:
+        before = self._flow.released
+        self._flow.released = before | set(tags)
+        try:
+            await self._client.release_memory(tags)
+        except RequestError:
+            self._flow.released = before
+            raise
+
+    async def resume_memory(self, tags: tuple[MemoryTag, ...]) -> None:
+        """Take that memory again.
+
+        Raises:
+            RequestError: 503, it cannot be had; the engine stays without it.
+        """
+        await to_the_end(self._resume_memory(tags))
+
+    async def _resume_memory(self, tags: tuple[MemoryTag, ...]) -> None:
+        await self._client.resume_memory(tags)
+        self._flow.released -= set(tags)
+
+    def change_stream_interval(self, tokens: int) -> None:
+        """Tokens between two snapshots of requests that come from now on."""
+        self._flow.processor.stream_interval = tokens
 
     async def start_profile(self, options: ProfileOptions) -> None:
         """Record the steps of the engine from now on.

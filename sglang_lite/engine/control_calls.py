@@ -14,12 +14,15 @@ from sglang_lite.engine.messages import (
     Load,
     LoadAdapter,
     LoadGrammar,
+    MemoryTag,
     Pause,
     PauseMode,
     Ping,
     QueryLoad,
+    ReleaseMemory,
     Reply,
     Resume,
+    ResumeMemory,
     StartProfile,
     StopProfile,
     UnloadAdapter,
@@ -136,6 +139,26 @@ class ControlCalls(ABC):
         reply = await self._call(lambda call: encode_control(UpdateWeights(self._front, call, path)), WEIGHTS_TIMEOUT)
         if not reply.ok:
             raise RequestError(reply.message, field="model_path")
+
+    async def release_memory(self, tags: tuple[MemoryTag, ...]) -> None:
+        """Give these kinds of memory back.
+
+        Raises:
+            RequestError: the engine is busy, or cannot; the message says why.
+        """
+        reply = await self._call(lambda call: encode_control(ReleaseMemory(self._front, call, tags)), WEIGHTS_TIMEOUT)
+        if not reply.ok:
+            raise RequestError(reply.message, field="tags")
+
+    async def resume_memory(self, tags: tuple[MemoryTag, ...]) -> None:
+        """Take these kinds of memory again.
+
+        Raises:
+            RequestError: 503, the memory or the weights cannot be had; what was released stays so.
+        """
+        reply = await self._call(lambda call: encode_control(ResumeMemory(self._front, call, tags)), WEIGHTS_TIMEOUT)
+        if not reply.ok:
+            raise RequestError(reply.message, status=503, field="tags")
 
     async def start_profile(self, options: ProfileOptions) -> None:
         """Record the steps from now on.

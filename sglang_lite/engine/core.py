@@ -27,8 +27,10 @@ from sglang_lite.engine.messages import (
     Pause,
     Ping,
     QueryLoad,
+    ReleaseMemory,
     Reply,
     Resume,
+    ResumeMemory,
     Shutdown,
     StartProfile,
     StopProfile,
@@ -245,7 +247,7 @@ class EngineCore:
                 self._change_adapter(command)
             case LoadGrammar():
                 self._load_grammar(command)
-            case UpdateWeights() | StartProfile() | StopProfile():
+            case UpdateWeights() | ReleaseMemory() | ResumeMemory() | StartProfile() | StopProfile():
                 self._maintenance.begin(command)
             case Shutdown():
                 self._running = False

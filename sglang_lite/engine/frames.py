@@ -32,8 +32,10 @@ from sglang_lite.engine.messages import (
     Progress,
     QueryLoad,
     Ready,
+    ReleaseMemory,
     Reply,
     Resume,
+    ResumeMemory,
     Shutdown,
     StartProfile,
     StopProfile,
@@ -101,7 +103,7 @@ class Keys:
     keys: Int64Array
 
 
-MaintenanceCommand = UpdateWeights | StartProfile | StopProfile
+MaintenanceCommand = UpdateWeights | ReleaseMemory | ResumeMemory | StartProfile | StopProfile
 ControlCommand = (
     AbortAll
     | Flush

@@ -14,6 +14,10 @@ from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.types import ProfileOptions, RequestExtras, RequestTimeline
 
 PauseMode = Literal["abort", "retract", "in_place"]
+MemoryTag = Literal["kv_cache", "weights"]
+
+MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "weights")
+"""What an idle engine can give back."""
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
@@ -121,6 +125,22 @@ class UpdateWeights(_Header, frozen=True, tag="update_weights"):
     path: str
 
 
+class ReleaseMemory(_Header, frozen=True, tag="release_memory"):
+    """Give these kinds of memory back, while nothing runs; nothing is planned until all of it is resumed."""
+
+    front: int
+    call: int
+    tags: tuple[MemoryTag, ...]
+
+
+class ResumeMemory(_Header, frozen=True, tag="resume_memory"):
+    """Take these kinds of memory again."""
+
+    front: int
+    call: int
+    tags: tuple[MemoryTag, ...]
+
+
 class StartProfile(_Header, frozen=True, tag="start_profile"):
     """Record the steps. The reply's count is 1 when it is refused because steps are recorded already."""
 
@@ -206,6 +226,8 @@ CommandHeader = (
     | UnloadAdapter
     | LoadGrammar
     | UpdateWeights
+    | ReleaseMemory
+    | ResumeMemory
     | StartProfile
     | StopProfile
     | Shutdown

@@ -20,7 +20,7 @@ from sglang_lite.engine.client import EngineClient, Listener
 from sglang_lite.engine.control_calls import CALL_TIMEOUT, EngineDeadError
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.launcher import CORE_COMMAND
-from sglang_lite.engine.messages import PauseMode
+from sglang_lite.engine.messages import MemoryTag, PauseMode
 from sglang_lite.engine.routing import ReplicaLoads, chooser, select_requests
 from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.types import Int64Array, OutputColumns, ProfileOptions, RequestColumns, RequestError
@@ -175,6 +175,17 @@ class ReplicaClient:
         if busy:
             raise RequestError(f"the replicas are busy with {busy} requests; abort them or wait", field="model_path")
         await self._all(lambda client: client.update_weights(path))
+
+    async def release_memory(self, tags: tuple[MemoryTag, ...]) -> None:
+        """Give memory of every core back; see ``EngineClient.release_memory``. None begins while one is busy."""
+        running = sum(load.num_running for _, load in await self.loads())
+        if running:
+            raise RequestError(f"the replicas are busy with {running} requests; abort them or wait", field="tags")
+        await self._all(lambda client: client.release_memory(tags))
+
+    async def resume_memory(self, tags: tuple[MemoryTag, ...]) -> None:
+        """Take memory of every core again."""
+        await self._all(lambda client: client.resume_memory(tags))
 
     async def start_profile(self, options: ProfileOptions) -> None:
         """Record the steps of every core."""

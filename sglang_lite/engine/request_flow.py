@@ -53,6 +53,7 @@ class RequestFlow:
         processor: assembles the output of each.
         grammars: compiles the grammars of requests; None where the server has no compiler.
         paused: refuse new requests until it is false again.
+        released: memory that the engine has given back; requests are refused until there is none.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RequestFlow:
         self._unsent: list[Submission] = []
         self._keys = itertools.count((front << FRONT_SHIFT) + 1)
         self.paused = False
+        self.released: frozenset[str] = frozenset()
 
     @property
     def num_live(self) -> int:
@@ -141,12 +143,15 @@ class RequestFlow:
         """Return when requests can be taken.
 
         Raises:
-            RequestError: the engine is gone (503) or paused (412).
+            RequestError: the engine is gone (503), paused, or without its memory (412).
         """
         if self._client.failure is not None:
             raise EngineDeadError(self._client.failure)
         if self.paused:
             raise RequestError("generation is paused; continue it first", status=412)
+        if self.released:
+            names = ", ".join(sorted(self.released))
+            raise RequestError(f"memory is released ({names}); call /resume_memory_occupation first", status=412)
 
     def _register(self, request: GenerateRequest) -> _LiveRequest:
         name = request.request_id

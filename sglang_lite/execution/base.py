@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
@@ -67,6 +68,13 @@ class MaintainedExecutor(Protocol):
     def load_weights(self, directory: str) -> Future[str]:
         """Replace the model's weights by those of another checkpoint of the same model; what is there stays if that
         one cannot be used."""
+
+    def release_memory(self, tags: Collection[str]) -> Future[str]:
+        """Let go of the KV pool (``kv_cache``), the weights (``weights``) or both; no plan may follow before they are
+        back."""
+
+    def resume_memory(self, tags: Collection[str]) -> Future[str]:
+        """Take that memory again: an empty pool, the weights of the directory they came from."""
 
     def start_profile(self, options: ProfileOptions) -> Future[str]:
         """Record the steps from now on."""

@@ -21,6 +21,7 @@ from sglang_lite.execution.base import AdaptingExecutor, Executor, RankLostError
 from sglang_lite.execution.context_length import served_context_length
 from sglang_lite.execution.executor import Reloader, StepRunner, TorchExecutor
 from sglang_lite.execution.memory import WORKSPACE_SHARE, available_memory, plan_kv_budget
+from sglang_lite.execution.memory_saver import MemorySaver
 from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.model_runner import ModelRunner
 from sglang_lite.execution.recurrent_limits import RowBudget, plan_rows
@@ -86,6 +87,7 @@ class BuiltRunner:
         num_threads: of one operation of the thread that runs it.
         adapters: to load at the start, into the first slots.
         reloader: replaces the weights, None where that cannot be done.
+        saver: gives memory back, None without ``--enable-memory-saver``.
     """
 
     runner: StepRunner
@@ -93,6 +95,7 @@ class BuiltRunner:
     num_threads: int
     adapters: tuple[NamedAdapter, ...] = ()
     reloader: Reloader | None = None
+    saver: MemorySaver | None = None
 
 
 def build_executor(
@@ -222,6 +225,7 @@ def build_runner(
         runner.pool.data_ptr(),
     )
     reloader: Reloader | None = None
+    saver: MemorySaver | None = None
     if parallel.size == 1 and settings is None and not config.drafts_with_head:
         reloader = ModelReloader(
             description,
@@ -230,7 +234,8 @@ def build_runner(
             load,
             runner,
         )
-    return BuiltRunner(runner, limits, num_threads, settings.adapters if settings is not None else (), reloader)
+        saver = MemorySaver(runner, ops, reloader, str(directory)) if config.enable_memory_saver else None
+    return BuiltRunner(runner, limits, num_threads, settings.adapters if settings is not None else (), reloader, saver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +295,7 @@ def _executor_of(built: BuiltRunner) -> TorchExecutor:
 
     if isinstance(built.runner, DeviceRunner):
         return DeviceExecutor(built.runner)
-    return TorchExecutor(built.runner, num_threads=built.num_threads, reloader=built.reloader)
+    return TorchExecutor(built.runner, num_threads=built.num_threads, reloader=built.reloader, saver=built.saver)
 
 
 def _load_adapter(executor: Executor, slot: int, adapter: NamedAdapter) -> None:

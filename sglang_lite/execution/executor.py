@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from sglang_lite.execution.base import ExecutionError
+from sglang_lite.execution.memory_saver import MemorySaver
 from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.profiler import StepProfiler
 from sglang_lite.scheduler.plan import StepOutput, StepPlan
@@ -71,10 +72,19 @@ class TorchExecutor:
         runner: used by the worker thread only.
         num_threads: threads of one operation; None keeps torch's choice.
         reloader: of the runner's weights; None where they cannot be replaced.
+        saver: of the runner's memory; None where it is not given back.
     """
 
-    def __init__(self, runner: StepRunner, *, num_threads: int | None = None, reloader: Reloader | None = None) -> None:
+    def __init__(
+        self,
+        runner: StepRunner,
+        *,
+        num_threads: int | None = None,
+        reloader: Reloader | None = None,
+        saver: MemorySaver | None = None,
+    ) -> None:
         self._reloader = reloader
+        self._saver = saver
         self._profiler = StepProfiler()
         self._runner = runner
         self._num_threads = num_threads
@@ -148,10 +158,39 @@ class TorchExecutor:
                     "with another --model-path"
                 )
             install = self._reloader.read(directory)
-            self._plans.put(_Task(install, future))
+            self._plans.put(_Task(lambda: self._install(install, directory), future))
 
         threading.Thread(target=_settling(read, future), name="load weights", daemon=True).start()
         return future
+
+    def _install(self, install: Callable[[], None], directory: str) -> None:
+        install()
+        if self._saver is not None:
+            self._saver.loaded(directory)
+
+    def release_memory(self, tags: Collection[str]) -> Future[str]:
+        """Let go of these kinds of memory, between two plans."""
+
+        def release() -> str:
+            self._known_saver().release(tags)
+            return ""
+
+        return self._between_plans(release)
+
+    def resume_memory(self, tags: Collection[str]) -> Future[str]:
+        """Read what has to be read in a thread of its own, then put all of it in place between two plans."""
+        future: Future[str] = Future()
+
+        def read() -> None:
+            self._plans.put(_Task(self._known_saver().read(tags), future))
+
+        threading.Thread(target=_settling(read, future), name="resume memory", daemon=True).start()
+        return future
+
+    def _known_saver(self) -> MemorySaver:
+        if self._saver is None:
+            raise StartupError("memory is given back by servers that were started with --enable-memory-saver")
+        return self._saver
 
     def start_profile(self, options: ProfileOptions) -> Future[str]:
         """Record what the worker thread does from the next plan on."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,6 +16,7 @@ from sglang_lite.execution.grammar_masks import GrammarMasks, advance, upload_to
 from sglang_lite.execution.host_batch import attention_batch
 from sglang_lite.execution.kv_pool import allocate_kv_pool
 from sglang_lite.execution.logprobs import LogprobScorer
+from sglang_lite.execution.memory_saver import ReleasedModel
 from sglang_lite.execution.model_adapters import ModelAdapters
 from sglang_lite.execution.recurrent_state import RecurrentStatePool
 from sglang_lite.execution.sampler import Sampler
@@ -61,8 +65,26 @@ class ModelRunner:
         self._scorer = LogprobScorer(model.logits, model.vocab_size)
         self._last_token = torch.zeros(num_rows, dtype=torch.int64, device=ops.device)
         self._recurrent: RecurrentStatePool | None = None
+        self._new_recurrent: Callable[[], RecurrentStatePool] | None = None
         if isinstance(model, RecurrentLanguageModel):
-            self._recurrent = RecurrentStatePool(model.recurrent, num_rows, model.activation_dtype, ops)
+            dtype = model.activation_dtype
+            self._new_recurrent = partial(RecurrentStatePool, model.recurrent, num_rows, dtype, ops)
+            self._recurrent = self._new_recurrent()
+
+    def release_pool(self) -> None:
+        """Let go of the KV pool and of recurrent states; no step may run before ``restore_pool``."""
+        self.pool = self.pool.new_empty(0)
+        self._recurrent = None
+
+    def restore_pool(self) -> None:
+        """Allocate them again."""
+        self.pool = allocate_kv_pool(self.geometry, self._ops.device)
+        if self._new_recurrent is not None:
+            self._recurrent = self._new_recurrent()
+
+    def release_model(self) -> None:
+        """Let go of the weights; no step may run before ``replace_model``."""
+        self.replace_model(ReleasedModel(self._model))
 
     def replace_model(self, model: CausalLanguageModel) -> None:
         """Run another model of the same shapes from the next step on."""

@@ -97,7 +97,7 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None, *, stream_interval: int = 1) -> None:
         self._tokenizer = tokenizer
-        self._stream_interval = max(1, stream_interval)
+        self.stream_interval = max(1, stream_interval)
         self._states: dict[int, SequenceState] = {}
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class OutputProcessor:
             received_at=now,
             detokenizer=detokenizer,
             stop=stop,
-            wake_every=max(1, sampling.stream_interval or self._stream_interval),
+            wake_every=max(1, sampling.stream_interval or self.stream_interval),
         )
         if request.resumed:
             self._resume(state)

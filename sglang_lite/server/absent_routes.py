@@ -6,13 +6,9 @@ from aiohttp import web
 
 from sglang_lite.types import RequestError
 
-_MEMORY = "memory stays with the server; pause it with /pause_generation, or end it and start it again"
 _OLLAMA = "Ollama's API is not served; use /v1/chat/completions, /v1/completions and /v1/models"
 
 ADMINISTRATION = {
-    "/release_memory_occupation": _MEMORY,
-    "/resume_memory_occupation": _MEMORY,
-    "/set_internal_state": "options are set at the start and do not change; /server_info shows them",
     "/load_lora_adapter_from_tensors": "use /load_lora_adapter with a directory on the server's machine",
 }
 """Absent endpoints that need the administrator's key where one is set, and what to use instead."""

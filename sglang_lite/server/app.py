@@ -20,6 +20,7 @@ from sglang_lite.server.explain_routes import add_explain_routes
 from sglang_lite.server.health_routes import add_health_routes
 from sglang_lite.server.info_routes import add_info_routes
 from sglang_lite.server.load_routes import add_load_routes
+from sglang_lite.server.memory_routes import add_memory_routes
 from sglang_lite.server.metrics_routes import add_metrics_routes, engine_collector
 from sglang_lite.server.middleware import error_middleware, generation_middleware, metrics_middleware
 from sglang_lite.server.native_routes import add_native_routes
@@ -72,6 +73,7 @@ def make_app(context: ServerContext, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     add_control_routes(app)
     add_adapter_routes(app)
     add_weight_routes(app)
+    add_memory_routes(app)
     add_profile_routes(app)
     add_native_routes(app)
     add_completion_routes(app)

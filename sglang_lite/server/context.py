@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sglang_lite.disaggregation.engine_info import EngineInfoTable
     from sglang_lite.engine.adapter_registry import AdapterRegistry
     from sglang_lite.engine.info import EngineInfo, LoadSnapshot
+    from sglang_lite.engine.messages import MemoryTag
     from sglang_lite.engine.shared_claims import SharedClaims
     from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
     from sglang_lite.frontend.tokenizer import Tokenizer
@@ -68,6 +69,9 @@ class ServingEngine(Protocol):
     async def pause(self, mode: str = "abort") -> None: ...
     async def resume(self) -> None: ...
     async def update_weights(self, path: str) -> None: ...
+    async def release_memory(self, tags: tuple[MemoryTag, ...]) -> None: ...
+    async def resume_memory(self, tags: tuple[MemoryTag, ...]) -> None: ...
+    def change_stream_interval(self, tokens: int) -> None: ...
     async def start_profile(self, options: ProfileOptions) -> None: ...
     async def stop_profile(self) -> str: ...
     async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None: ...
@@ -151,6 +155,12 @@ class ServerContext:
         path = config.model_path or ""
         self.weights = ServedWeights(path, config.weight_version, checkpoint_stamp(path))
         self._request_ids = RequestIds(engine.front)
+
+    def change_options(self, changes: dict[str, Any]) -> None:
+        """Replace options that are looked at for every request; the values are known to be right."""
+        self.config = self.config.model_copy(update=changes)
+        if "stream_interval" in changes:
+            self.engine.change_stream_interval(changes["stream_interval"])
 
     @property
     def model_name(self) -> str:

@@ -59,6 +59,9 @@ OPERATOR_PATHS = frozenset(
         "/flush_cache",
         "/load_lora_adapter",
         "/unload_lora_adapter",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        "/set_internal_state",
         *ADMINISTRATION,
     }
 )

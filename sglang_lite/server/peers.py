@@ -40,6 +40,9 @@ _ALONE = frozenset(
         "/update_weight_version",
         "/open_session",
         "/close_session",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        "/set_internal_state",
     }
 )
 """Calls that change what fronts know of the engine, and that one front cannot tell the others."""

@@ -136,6 +136,15 @@ class FakeEngine:
     async def update_weights(self, path: str) -> None:
         self.aborted.append(f"weights {path}")
 
+    async def release_memory(self, tags: tuple[str, ...]) -> None:
+        self.aborted.append(f"release {','.join(tags)}")
+
+    async def resume_memory(self, tags: tuple[str, ...]) -> None:
+        self.aborted.append(f"resume {','.join(tags)}")
+
+    def change_stream_interval(self, tokens: int) -> None:
+        self.aborted.append(f"interval {tokens}")
+
     async def start_profile(self, options: ProfileOptions) -> None:
         self.aborted.append(f"profile {options.output_dir}")
 

@@ -95,6 +95,9 @@ class MemoryOptions(OptionGroup):
     radix_eviction_policy: Annotated[
         str, Option(_GROUP, "Eviction order of the prefix cache.", choices=("lru", "lfu", "fifo", "priority"))
     ] = "lru"
+    enable_memory_saver: Annotated[
+        bool, Option(_GROUP, "Take /release_memory_occupation, which gives the memory of an idle server back (CPU).")
+    ] = False
     disable_overlap_schedule: Annotated[bool, Option(_GROUP, "Plan a step only after the one before it.")] = False
     cuda_graph_max_bs_decode: Annotated[
         Integer,

@@ -13,7 +13,7 @@ from tests.unit.server.test_routes import serving
     [
         ("POST", "/api/chat", "/v1/chat/completions"),
         ("GET", "/api/tags", "/v1/models"),
-        ("POST", "/release_memory_occupation", "/pause_generation"),
+        ("POST", "/v1/audio/transcriptions", "models for audio"),
     ],
 )
 async def test_absent_endpoints_say_what_to_use_instead(method: str, path: str, instead: str) -> None:
