@@ -11,9 +11,10 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from sglang_lite.router.call import forwarded_headers
 from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.errors import RouterError
-from sglang_lite.router.proxy import Reply, forwarded_headers, whole
+from sglang_lite.router.exchange import Reply, whole
 from sglang_lite.router.workers import Worker
 
 _LOAD_SECONDS = 5.0

@@ -10,9 +10,10 @@ from aiohttp import web
 
 from sglang_lite.router.access import CALLER
 from sglang_lite.router.bodies import read_body
+from sglang_lite.router.call import REQUEST_ID, request_id_of
 from sglang_lite.router.context import CONTEXT
 from sglang_lite.router.errors import RouterError, error_body, error_response
-from sglang_lite.router.proxy import REQUEST_ID, end_stream, request_id_of
+from sglang_lite.router.exchange import end_stream
 from sglang_lite.server.protocol_errors import JsonErrorHandler, JsonErrorRunner, JsonErrorServer
 
 logger = logging.getLogger(__name__)

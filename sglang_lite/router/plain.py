@@ -9,9 +9,11 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from sglang_lite.router.call import forwarded_headers
 from sglang_lite.router.context import CONTEXT
 from sglang_lite.router.errors import RouterError
-from sglang_lite.router.proxy import Lease, Reply, forwarded_headers, whole
+from sglang_lite.router.exchange import Reply, whole
+from sglang_lite.router.lease import Lease
 from sglang_lite.router.routes import PLAIN
 from sglang_lite.router.workers import Worker, usable
 

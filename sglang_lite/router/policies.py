@@ -53,7 +53,7 @@ class Policy(Protocol):
     def choose(self, workers: Sequence[Worker], prompt: Prompt) -> Worker: ...
 
     def sent(self, worker: Worker, prompt: Prompt) -> None:
-        """``worker`` took the request and answered it well."""
+        """``worker`` gets the request now."""
 
     def forget(self, worker: Worker) -> None:
         """``worker`` is gone."""

@@ -10,8 +10,10 @@ import msgspec
 from aiohttp import web
 
 from sglang_lite.router.body import with_fields
+from sglang_lite.router.call import Call, read_call
 from sglang_lite.router.errors import RouterError
-from sglang_lite.router.proxy import Call, Lease, Reply, exchange, read_call, whole
+from sglang_lite.router.exchange import Reply, exchange, whole
+from sglang_lite.router.lease import Lease
 from sglang_lite.router.workers import Worker, compatible, usable
 
 DECODE_URL = "x-sgl-decode-url"
@@ -127,21 +129,17 @@ async def _prefill(call: Call, worker: Worker, body: bytes, extra: dict[str, str
     Raises:
         RouterError: the worker could not be reached.
     """
+    call.context.policies["prefill"].sent(worker, call.prompt)
     async with Lease(call.context, worker) as lease:
-        reply = await exchange_whole(call, worker, body, lease, extra)
-    if reply.status < 400:
-        call.context.policies["prefill"].sent(worker, call.prompt)
-    return reply
+        return await exchange_whole(call, worker, body, lease, extra)
 
 
 async def _decode(
     call: Call, worker: Worker, body: bytes, extra: dict[str, str]
 ) -> tuple[web.StreamResponse | None, Reply | None]:
+    call.context.policies["decode"].sent(worker, call.prompt)
     async with Lease(call.context, worker) as lease:
-        result = await exchange(call, worker, body, lease, extra)
-    if result[1] is None or result[1].status < 400:
-        call.context.policies["decode"].sent(worker, call.prompt)
-    return result
+        return await exchange(call, worker, body, lease, extra)
 
 
 async def exchange_whole(call: Call, worker: Worker, body: bytes, lease: Lease, extra: dict[str, str]) -> Reply:

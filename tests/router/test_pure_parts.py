@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_lite.router.body import Head, parse_head
 from sglang_lite.router.breaker import Breaker, BreakerLimits, BreakerState
+from sglang_lite.router.errors import RouterError
 from sglang_lite.router.leases import LeaseTable
 from sglang_lite.router.policies import CacheAware, ConsistentHashing, PolicyLimits, PowerOfTwo, RoundRobin
 from sglang_lite.router.prefix_tree import PAGE, PrefixTree
@@ -139,3 +144,34 @@ def test_hashing_moves_only_the_keys_of_who_leaves() -> None:
     assert len(set(map(id, before.values()))) == 5
     after = {key: ring.choose(workers[1:], Prompt(b"", key)) for key in before}
     assert all(after[key] is owner for key, owner in before.items() if owner is not workers[0])
+
+
+@given(st.data())
+def test_bodies_with_many_ids_are_read_as_ever(data: st.DataObject) -> None:
+    """Whatever stands around the ids, or in them: what is read is what the decoder alone reads."""
+    ids = data.draw(
+        st.sampled_from(
+            ["[1,2, 3]", "[[1,2],[3]]", "[]", '["]",",",":[1]"]', "[1", "7", "null", '"[1]"', "[1e3, -2]", "[ 1 ]"]
+        )
+    )
+    names = st.sampled_from(['"input_ids"', '"text"', '"a\\"input_ids"', '"messages"', '"model"', '"x"'])
+    values = st.sampled_from(
+        [ids, '"y"', '{"input_ids":[9]}', f'{{"a":{{"input_ids" : {ids}}}}}', '["input_ids"]', "1"]
+    )
+    fields = data.draw(st.lists(st.tuples(names, values), max_size=4))
+    colon = data.draw(st.sampled_from([":", ": ", " :\n"]))
+    parts = [f"{name}{colon}{value}" for name, value in fields]
+    parts.insert(data.draw(st.integers(0, len(parts))), f'"pad"{colon}"{"z" * 3000}"')
+    body = ("{" + ",".join(parts) + "}").encode()
+
+    def read(decode: Callable[[bytes], Head]) -> dict[str, Any] | None:
+        try:
+            head = decode(body)
+        except (RouterError, msgspec.DecodeError):
+            return None
+        found = {name: getattr(head, name) for name in head.__struct_fields__}
+        return {name: bytes(value) if isinstance(value, msgspec.Raw) else value for name, value in found.items()}
+
+    expected = read(msgspec.json.Decoder(Head).decode)
+    if expected is not None:
+        assert read(parse_head) == expected

@@ -1,0 +1,56 @@
+"""What a worker has of a request while it is there: a place in its load, and a word for its breaker at the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sglang_lite.router.context import RouterContext
+from sglang_lite.router.errors import RouterError
+from sglang_lite.router.workers import Worker
+
+
+class Lease:
+    """A worker's load and breaker while a request is there; says how it ended exactly once, whatever happens.
+
+    Raises:
+        RouterError: stale_request_expired when the lease ran out, breaker_open when another request has the probe.
+    """
+
+    def __init__(self, context: RouterContext, worker: Worker) -> None:
+        self._context = context
+        self._worker = worker
+        self._lease = -1
+        self._verdict: bool | None = None
+        self._scope = asyncio.timeout(None)
+
+    async def __aenter__(self) -> Lease:
+        if not self._worker.breaker.acquire(self._context.now):
+            raise RouterError("breaker_open", "All workers have failed lately and rest; try again later.")
+        await self._scope.__aenter__()
+        self._lease = self._context.leases.acquire(self._worker.index, self._context.now)
+        self._context.scopes[self._lease] = self._scope
+        self._worker.load += 1
+        return self
+
+    def judge(self, well: bool) -> None:
+        """How the worker did; without a word the breaker learns nothing."""
+        self._verdict = well
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        context, breaker = self._context, self._worker.breaker
+        self._worker.load -= 1
+        context.scopes.pop(self._lease, None)
+        context.leases.release(self._lease)
+        try:
+            await self._scope.__aexit__(None if error is None else type(error), error, None)
+        except TimeoutError:
+            self._verdict = False
+            context.metrics.stale.inc()
+            raise RouterError("stale_request_expired", "The request was active for too long.") from None
+        finally:
+            if self._verdict is None:
+                breaker.forget()
+            elif self._verdict:
+                breaker.succeed()
+            else:
+                breaker.fail(context.now)
