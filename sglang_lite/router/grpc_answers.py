@@ -136,6 +136,8 @@ class Frames:
     def frame(self, message: Any) -> bytes:
         """The event of a message; ``failed`` is then set when it tells of an error."""
         data = self._data(message)
+        if data.startswith(b":"):
+            return data + b"\n\n"  # a comment between events
         if self._named:
             kind = msgspec.json.decode(data, type=_Kind).type
             self.failed = self.failed or kind in ("error", "response.failed")

@@ -33,6 +33,9 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _DROPPED = frozenset({"content-type", "content-length", "user-agent", "accept", "host", "connection", "te"})
+_STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
+_TOLD = frozenset({"x-sgl-resumable"})
+"""Initial metadata that are headers of a stream."""
 _EXTRA_SECONDS = 5.0
 """The worker's deadline lies behind that of the router, which says what happened in its own words."""
 _NAME_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_.")
@@ -129,9 +132,12 @@ class GrpcWorkers:
                 return planned.whole([message async for message in call])
             replies = Replies(call, planned.frames())
             await replies.start()
+            told = await call.initial_metadata()
         except grpc.aio.AioRpcError as error:
             return failure_answer(planned.path, error)
-        return Answer(200, _stream_headers(), b"", replies)
+        headers = CIMultiDict(_STREAM_HEADERS)
+        headers.update({name: value for name, value in told if name in _TOLD})
+        return Answer(200, headers, b"", replies)
 
     def _open(self, worker: Worker) -> _Link:
         target = worker.url.partition("://")[2]
@@ -150,10 +156,6 @@ class GrpcWorkers:
             task = asyncio.create_task(link.channel.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-
-
-def _stream_headers() -> CIMultiDict[str]:
-    return CIMultiDict({"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"})
 
 
 def metadata_of(headers: Mapping[str, str]) -> list[tuple[str, str]]:

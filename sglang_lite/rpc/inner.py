@@ -5,7 +5,7 @@ What both interfaces serve is served by one function, behind the same authentica
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -32,6 +32,9 @@ HOP_HEADERS = frozenset(
         "upgrade",
     }
 )
+RESUMABLE = "x-sgl-resumable"
+"""Header, and initial metadata, of streams that can go on at another server (``server.resumable``)."""
+MARK = b":sgl "
 _NAMED_EVENTS = ("/v1/responses", "/v1/messages")
 """Routes whose streams end without ``[DONE]``."""
 _LINE_BYTES = 256 * 1024 * 1024
@@ -154,9 +157,17 @@ class Inner:
             return await InnerReply.read(reply)
 
     async def messages(
-        self, path: str, body: bytes | None, headers: Mapping[str, str], method: str = "POST"
+        self,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        method: str = "POST",
+        begin: Callable[[Mapping[str, str]], Awaitable[None]] | None = None,
     ) -> AsyncIterator[bytes]:
         """Send ``body``; the JSON of the reply, or of every event where it is a stream.
+
+        ``begin`` is called with the headers of a stream. One with ``RESUMABLE`` has marks between its events, which
+        start with ``MARK`` and are no JSON.
 
         Raises:
             RequestError: the reply tells of an error, or the stream ended with one (after its event).
@@ -167,21 +178,23 @@ class Inner:
                 whole.raise_for_status()
                 yield whole.body
                 return
-            complete = False
-            async for data in _event_data(reply.content):
+            if begin is not None:
+                await begin(reply.headers)
+            complete, failure = False, None
+            async for data in _event_data(reply.content, RESUMABLE in reply.headers):
                 if data == b"[DONE]":
                     complete = True
                     continue
                 yield data
-                failure = _failure(data)
-                if failure is not None:
-                    raise failure
+                failure = failure or _failure(data)
+            if failure is not None:
+                raise failure
             if not complete and not path.startswith(_NAMED_EVENTS):
                 raise RequestError("the stream ended early", status=500)
 
 
-async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The ``data:`` lines of server-sent events; every event of ours has one."""
+async def _event_data(content: aiohttp.StreamReader, marks: bool) -> AsyncIterator[bytes]:
+    """The ``data:`` lines of server-sent events, of which every event of ours has one, and the marks between them."""
     pending = bytearray()
     async for chunk in content.iter_any():
         pending += chunk
@@ -192,6 +205,8 @@ async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         for line in lines:
             if line.startswith(b"data: "):
                 yield bytes(line[6:])
+            elif marks and line.startswith(MARK):
+                yield bytes(line)
 
 
 def _failure(data: bytes) -> RequestError | None:

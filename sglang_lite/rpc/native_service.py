@@ -10,7 +10,7 @@ import msgspec
 from sglang_lite.rpc import native_info
 from sglang_lite.rpc.generated.sglang.runtime.v1 import sglang_pb2 as pb
 from sglang_lite.rpc.generation import send
-from sglang_lite.rpc.inner import Inner, headers_of
+from sglang_lite.rpc.inner import RESUMABLE, Inner, headers_of
 from sglang_lite.rpc.native_generation import generate
 from sglang_lite.rpc.routed import OFFER, wanted_route
 from sglang_lite.rpc.status import Call
@@ -137,8 +137,17 @@ class NativeService:
         return _control(await self._json(call, "/continue_generation", {}))
 
     async def _pass(self, path: str, request: pb.OpenAIJsonRequest, call: Call) -> None:
+        await self._send_all(path, _openai_body(request), request, call)
+
+    async def _send_all(
+        self, path: str, body: bytes | None, request: pb.OpenAIJsonRequest, call: Call, method: str = "POST"
+    ) -> None:
+        async def begin(found: Mapping[str, str]) -> None:
+            if RESUMABLE in found:
+                await call.send_initial_metadata(((RESUMABLE, found[RESUMABLE]),))
+
         headers = headers_of(call, request.options.trace_headers)
-        async for data in self._inner.messages(path, _openai_body(request), headers):
+        async for data in self._inner.messages(path, body, headers, method, begin):
             await send(self._context, call, pb.OpenAIJsonResponse(json=data))
 
     async def _pass_unary(self, path: str, request: pb.OpenAIJsonRequest, call: Call) -> pb.OpenAIJsonResponse:
@@ -156,8 +165,7 @@ class NativeService:
             await self._pass("/v1/completions", request, call)
             return
         method, path = route
-        async for data in self._inner.messages(path, request.json or None, headers_of(call), method):
-            await send(self._context, call, pb.OpenAIJsonResponse(json=data))
+        await self._send_all(path, request.json or None, request, call, method)
 
     async def Responses(self, request: pb.OpenAIJsonRequest, call: Call) -> None:
         await self._pass("/v1/responses", request, call)

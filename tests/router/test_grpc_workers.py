@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import pytest_asyncio
 
+from tests.router.test_migration import check_all_survive
 from tests.support.grpc_server import GrpcClients, grpc_server
 from tests.support.null_workers import RouterUnderTest, router_over
 
@@ -210,3 +213,15 @@ async def test_a_worker_that_is_gone(chain_model: Path, worker: GrpcClients) -> 
     finally:
         await both.__aexit__(None, None, None)
         await alone.__aexit__(None, None, None)
+
+
+async def test_streams_go_on_at_another_worker(chain_model: Path) -> None:
+    """The engine of one of two workers is killed: no client sees it."""
+    before = set(psutil.Process().children(recursive=True))
+    async with grpc_server(chain_model, grammar_backend="xgrammar") as one:
+        cores = set(psutil.Process().children(recursive=True)) - before
+        async with (
+            grpc_server(chain_model, grammar_backend="xgrammar") as other,
+            router_over(urls=(url_of(one), url_of(other)), policy="round_robin", migrate_streams=True) as router,
+        ):
+            await check_all_survive(router, lambda: [core.send_signal(signal.SIGKILL) for core in cores])
