@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--check-seconds", type=float, metavar="S", help="time between two looks at a replica (default: 1)")
     add("--unhealthy-seconds", type=float, metavar="S", help="time until a silent replica is replaced (default: 60)")
     add("--surge", action="store_true", help="a rolling restart starts the new replica before the old one leaves")
+    add("--targets-file", metavar="FILE", help="kept up to date for file_sd_configs of Prometheus")
     add("--log-directory", metavar="DIR", help="one log for each replica, on its machine")
     add("--log-level", choices=("debug", "info", "warning", "error"), help="of the fleet itself (default: info)")
     return parser

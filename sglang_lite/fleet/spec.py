@@ -114,6 +114,7 @@ class FleetSpec(_Struct, frozen=True):
         check_seconds: between two looks at a replica.
         unhealthy_seconds: after that long without a good health check a replica that still runs is replaced.
         surge: a rolling restart starts the new replica before the old one leaves; needs room for one more.
+        targets_file: kept up to date with the addresses of router and replicas, for ``file_sd_configs`` of Prometheus.
         log_directory: where each replica writes its own log, on its machine; none lets it write to its parent's.
     """
 
@@ -127,6 +128,7 @@ class FleetSpec(_Struct, frozen=True):
     check_seconds: Positive = 1.0
     unhealthy_seconds: Positive = 60.0
     surge: bool = False
+    targets_file: str = ""
     log_directory: str = ""
 
     @property

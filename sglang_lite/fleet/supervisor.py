@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import aiohttp
 
@@ -13,6 +14,7 @@ from sglang_lite.fleet.backend import Backend, Replica, ReplicaError
 from sglang_lite.fleet.router_client import RouterClient, RouterUnreachableError
 from sglang_lite.fleet.server_process import Endpoint, Launch
 from sglang_lite.fleet.spec import FleetSpec, Group, Role, flags_of
+from sglang_lite.fleet.targets import TargetFile
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class Supervisor:
         self._served: set[str] = set()
         self._changed = asyncio.Event()
         self._complete = False
+        self._targets = TargetFile(Path(spec.targets_file)) if spec.targets_file else None
         self.at_once = asyncio.Event()
         self.router_has_left = False
         self.slots = [Slot(group, index) for group in spec.replicas for index in range(group.count)]
@@ -261,6 +264,7 @@ class Supervisor:
         unreachable = False
         while True:
             self._changed.clear()
+            self._tell_prometheus()
             try:
                 await self._register_all()
                 unreachable = False
@@ -278,6 +282,19 @@ class Supervisor:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    def _tell_prometheus(self) -> None:
+        if self._targets is None:
+            return
+        replicas = [
+            (slot.current.endpoint.url, slot.group.title, slot.current.role)
+            for slot in self.slots
+            if slot.current is not None
+        ]
+        try:
+            self._targets.update(self._router.url, replicas)
+        except OSError as error:
+            logger.warning("--targets-file: %s", error)
 
     async def _register_all(self) -> None:
         known = await self._router.workers()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -115,6 +116,25 @@ async def test_a_router_that_forgot_is_told_again() -> None:
             await fleet.router.session.delete(f"{fleet.router.url}/workers/{worker['id']}")
         assert not fleet.urls
         await fleet.until(lambda: fleet.urls == urls)
+
+
+async def test_prometheus_finds_the_replicas_that_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "targets.json"
+
+    def servers() -> set[str]:
+        groups = json.loads(file.read_text())
+        assert groups[0] == {"targets": [fleet.router.url.removeprefix("http://")], "labels": {"job": "sglang-router"}}
+        assert all(
+            group["labels"] == {"job": "sglang-server", "group": "plain", "role": "plain"} for group in groups[1:]
+        )
+        return {f"http://{target}" for group in groups[1:] for target in group["targets"]}
+
+    async with running(spec_of(targets_file=str(file))) as fleet:
+        before = fleet.urls
+        await fleet.until(lambda: servers() == before)
+        server_at(min(before)).kill()
+        await fleet.until(lambda: len(fleet.urls) == 2 and servers() == fleet.urls != before)
+        assert [path.name for path in tmp_path.iterdir()] == ["targets.json"]
 
 
 @pytest.mark.parametrize("surge", [False, True])
