@@ -23,7 +23,7 @@ class RequestLimits:
     Attributes:
         body_bytes, header_bytes: the body; one header, or the request line.
         body_seconds, header_seconds: how long a client may take to send the body (then 408), and its first header
-            (then the connection is closed).
+            (then the connection is closed); idle_seconds: the same between two requests of a connection.
         sequences: prompts times choices; choices: ``n`` and ``best_of``.
         request_id, salt: characters of ``rid``, and of ``cache_salt`` or ``extra_key``.
         messages: of a chat; tools, tool_bytes: tools, and all of them as JSON.
@@ -42,6 +42,7 @@ class RequestLimits:
     header_bytes: int = 8190
     body_seconds: float = 60.0
     header_seconds: float = 30.0
+    idle_seconds: float = 75.0
     sequences: int = 8192
     choices: int = 256
     request_id: int = 256

@@ -230,6 +230,8 @@ async def listening(context: ServerContext) -> AsyncIterator[Callable[[], Awaita
         handler_cancellation=True,
         access_log=None,
         shutdown_timeout=0.2,
+        # aiohttp's own is an hour: whoever opens connections and uses each once would hold all file descriptors.
+        keepalive_timeout=LIMITS.idle_seconds,
         max_line_size=LIMITS.header_bytes,
         max_field_size=LIMITS.header_bytes,
     )

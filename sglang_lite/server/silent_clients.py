@@ -1,6 +1,7 @@
 """Closing connections on which no whole request header arrives: each would hold a file descriptor for ever.
 
-Later requests of a connection are under aiohttp's keep-alive time, and bodies under ``LIMITS.body_seconds``.
+Later requests of a connection are under ``LIMITS.idle_seconds``, which aiohttp keeps, and bodies under
+``LIMITS.body_seconds``.
 """
 
 from __future__ import annotations
