@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lite.types import Float32Array, RequestTimeline, SamplingParams, TransferParams
 
 if TYPE_CHECKING:
-    from sglang_lite.frontend.sessions import Turn
+    from sglang_lite.frontend.session import Turn
 
 
 @dataclass(slots=True, frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 from sglang_lite.engine.tokenization import INLINE_CHARACTERS
 from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.frontend.request_ids import parse_request_id
-from sglang_lite.frontend.sessions import CountCharacters, SessionParams, Turn
+from sglang_lite.frontend.session import CountCharacters, SessionParams, Turn
 from sglang_lite.frontend.validation import parse_token_ids
 from sglang_lite.server import fields
 from sglang_lite.server.context import ServerContext

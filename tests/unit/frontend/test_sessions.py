@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sglang_lite.frontend.request import FinishReason, GenerationOutput
 from sglang_lite.frontend.request_limits import LIMITS
-from sglang_lite.frontend.sessions import TURN_BYTES, SessionParams, SessionStore, Turn
+from sglang_lite.frontend.session import TURN_BYTES, SessionParams, Turn
+from sglang_lite.frontend.sessions import SessionStore
 from sglang_lite.types import RequestError
 
 
