@@ -226,10 +226,14 @@ def _first_working(probe: Callable[[str], str | None]) -> str:
         if problem is None:
             return _with_executor(device)
         problems[device] = problem
-    tried = "; ".join(f"{device}: {problem}" for device, problem in problems.items())
+    # One line: the first reason of each, and the same one once.
+    reasons: dict[str, list[str]] = {}
+    for device, problem in problems.items():
+        reasons.setdefault(problem.partition(";")[0].partition(" (")[0], []).append(device)
+    tried = "; ".join(f"{', '.join(devices)}: {reason}" for reason, devices in reasons.items())
     raise StartupError(
-        f"--device auto: no executable production backend was detected ({tried}). auto never falls back to the host: "
-        "to run on it, say --device cpu"
+        f"--device auto: no executable production backend was detected ({tried}); auto never falls back to the host\n"
+        "Say --device cpu to run on the host; sglang-lite check-env says what a GPU needs here."
     )
 
 

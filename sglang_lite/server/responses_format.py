@@ -233,6 +233,7 @@ class ResponseWriter:
         if output.finish_reason is not None:
             yield from self._items.end(output.finish_reason)
             self.result = self._call.finished(output, self._items.items, self._reader.reasoning_tokens)
+            # Also of an answer that was cut, as SGLang does it: its status says so, and clients wait for this event.
             yield {"type": "response.completed", "response": self.result}
 
     def _numbered(self, event: dict[str, Any]) -> dict[str, Any]:

@@ -87,6 +87,21 @@ async def test_c607_the_events_of_a_stream(server: LocalServer) -> None:
     assert final == whole
 
 
+async def test_the_stream_of_a_cut_answer_says_so(server: LocalServer) -> None:
+    """The client's own helper reads it to the end, and gets the response that the unstreamed call gets."""
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        cut: dict[str, Any] = {"model": "chain", "input": "A", "max_output_tokens": 4, "temperature": 0}
+        async with client.responses.stream(**cut) as stream:
+            final = await stream.get_final_response()
+        assert (final.status, final.output_text) == ("incomplete", "BCDA")
+        assert final.incomplete_details is not None
+        assert final.incomplete_details.reason == "max_output_tokens"
+        assert final.output[0].type == "message" and final.output[0].status == "incomplete"
+        async with client.responses.stream(**{**cut, "input": "p", "max_output_tokens": 20}) as stream:
+            final = await stream.get_final_response()
+        assert (final.status, final.incomplete_details) == ("completed", None)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
