@@ -1,4 +1,4 @@
-"""``sglang-lite pd-demo``: a prefill server, a decode server and a dispatcher on this machine, and one chat through them.
+"""``sglang-lite pd-demo``: a prefill server, a decode server and a dispatcher, and one chat through them.
 
 The dispatcher is all that a router has to do: it puts the address of the prefill server's bootstrap service and a room
 of its own into each request and sends it to both servers; the client gets what the decode server answers.

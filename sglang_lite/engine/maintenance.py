@@ -135,7 +135,7 @@ class Maintenance:
         stats = self._scheduler.stats()
         # Requests that a pause has retracted hold no pages, and compute everything again.
         is_retracted = isinstance(command, ReleaseMemory) and stats.paused == "retract"
-        busy = stats.num_running + (0 if is_retracted else stats.num_waiting)
+        busy = stats.num_running + stats.num_lent + (0 if is_retracted else stats.num_waiting)
         return f"the engine is busy with {busy} requests; abort them or wait" if busy else None
 
     def _hold(self, now: float) -> None:

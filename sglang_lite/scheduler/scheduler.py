@@ -192,6 +192,7 @@ class Scheduler:
             num_running=state.table.num_live,
             num_prefilling=int(np.count_nonzero(state.table.state[state.table.live] == RequestState.PREFILL)),
             num_waiting=len(waiting) + len(state.transfers),
+            num_lent=len(state.pages.holds),
             num_pending=sum(request.state == RequestState.PENDING for request in waiting),
             num_waiting_tokens=state.queue.num_tokens + state.transfers.num_tokens,
             num_in_flight=len(state.in_flight),

@@ -36,6 +36,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         num_prefilling: running requests whose prompt is not computed yet; included in ``num_running``.
+        num_lent: requests that are over here while a peer may still read or write their pages.
         num_pending: waiting requests that were preempted; included in ``num_waiting``.
         num_waiting_tokens: known tokens of the waiting requests.
         num_in_flight: uncommitted plans.
@@ -57,6 +58,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_running: int
     num_prefilling: int
     num_waiting: int
+    num_lent: int
     num_pending: int
     num_waiting_tokens: int
     num_in_flight: int

@@ -190,3 +190,66 @@ async def test_terminating_a_prefill_server_with_transfers_under_way(pair: Pair)
     await pair.revive()
     calls = pair.both(pair.body(prompt_of(66, 40)))
     assert (await calls[DECODE]).status == 200
+
+
+async def test_the_first_token_may_be_the_last(pair: Pair, oracle: Oracle) -> None:
+    """One token only, a stop token at once, and none that may stop before two."""
+    prompt = prompt_of(90, 37)
+    first = oracle.tokens(prompt)[0]
+    for sampling, expected, reason in (
+        ({"max_new_tokens": 1}, [first], {"type": "length", "length": 1}),
+        ({"max_new_tokens": 8, "stop_token_ids": [first]}, [first], {"type": "stop", "matched": first}),
+    ):
+        body = pair.body(prompt, sampling_params={"temperature": 0, **sampling})
+        calls = pair.both(body)
+        answer = await calls[DECODE]
+        assert answer.body["meta_info"]["finish_reason"] == reason, answer
+        assert answer.tokens == expected
+        assert (await calls[PREFILL]).body["meta_info"]["finish_reason"] == reason
+    await pair.settled()
+
+
+async def test_seeded_samples_are_those_of_one_server(pair: Pair, oracle: Oracle) -> None:
+    prompt = prompt_of(91, 50)
+    sampling = {"max_new_tokens": 12, "temperature": 1.0, "sampling_seed": 7, "ignore_eos": True, "top_p": 0.9}
+    sampling |= {"frequency_penalty": 0.5, "presence_penalty": 0.2, "min_new_tokens": 3}
+    expected = oracle.engine.generate(input_ids=prompt, sampling_params=sampling)["output_ids"]
+    assert (await pair.both(pair.body(prompt, sampling_params=sampling))[DECODE]).tokens == list(expected)
+
+
+async def test_bad_pairs_are_refused_by_name(pair: Pair) -> None:
+    for field, value in (
+        ("bootstrap_room", -1),
+        ("bootstrap_room", 2**63),
+        ("bootstrap_room", "5"),
+        ("bootstrap_room", [1, 2]),
+        ("bootstrap_room", None),
+        ("bootstrap_port", 70_000),
+        ("bootstrap_host", "2.2.2.2"),
+        ("bootstrap_host", "a b"),
+        ("bootstrap_host", 5),
+        ("disaggregated_params", {"bootstrap_room": 5}),
+        ("disagg_prefill_dp_rank", -1),
+    ):
+        answer = await pair.send(DECODE, pair.body(prompt_of(92, 5), **{field: value}))
+        assert answer.status == 400, (field, value, answer)
+        assert field in json.dumps(answer.body) or "room" in json.dumps(answer.body), answer
+    highest = pair.both(pair.body(prompt_of(92, 5), 2**63 - 1))  # C311
+    assert (await highest[DECODE]).status == 200
+    nested = pair.body(prompt_of(93, 5))
+    pair_fields = {name: nested.pop(name) for name in list(nested) if name.startswith("bootstrap")}
+    calls = pair.both({**nested, "disaggregated_params": pair_fields})
+    assert (await calls[DECODE]).status == 200
+    await pair.settled()
+
+
+async def test_weights_are_not_replaced_while_pages_are_lent(pair: Pair, model: Path) -> None:
+    pair.hold("half")
+    calls = pair.both(pair.body(prompt_of(94, 40)))
+    await pair.until(PREFILL, lambda load: load["disaggregation"]["prefill_inflight_queue_reqs"] == 1)
+    answer = await pair.send(PREFILL, {"model_path": str(model)}, "/update_weights_from_disk")
+    assert answer.body.get("success") is False, answer
+    assert "busy" in answer.body["message"]
+    pair.open()
+    assert (await calls[DECODE]).status == 200
+    await pair.settled()
