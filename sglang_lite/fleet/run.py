@@ -77,7 +77,7 @@ async def _live(
         await asyncio.gather(*helpers, return_exceptions=True)
         if router is not None:
             await router.stop(supervisor.at_once)
-            supervisor.router_has_left = True
+            supervisor.registrar.router_has_left = True
     finally:
         replicas.cancel()
         try:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import aiohttp
 
 from sglang_lite.fleet.backend import Backend, Replica, ReplicaError
-from sglang_lite.fleet.router_client import RouterClient, RouterUnreachableError
+from sglang_lite.fleet.registrar import Registrar
+from sglang_lite.fleet.router_client import RouterClient
 from sglang_lite.fleet.server_process import Endpoint, Launch
-from sglang_lite.fleet.spec import FleetSpec, Group, Role, flags_of
-from sglang_lite.fleet.targets import TargetFile
+from sglang_lite.fleet.slots import Placed, Slot
+from sglang_lite.fleet.spec import FleetSpec, Group, flags_of
 
 logger = logging.getLogger(__name__)
 
-READY_LINE = "the fleet is ready"
 EXIT_WRONG_WORDS = 2
 """Exit code of ``serve`` for options that can never work."""
 
@@ -36,39 +34,6 @@ class FleetError(Exception):
     """The fleet cannot be what it is meant to be."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Placed:
-    """A replica that serves."""
-
-    name: str
-    role: Role
-    replica: Replica
-    endpoint: Endpoint
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """A place for one replica of a group.
-
-    Attributes:
-        lock: held by whoever changes ``current``.
-        registered: whether the router uses ``current``.
-        starts: attempts so far; part of the names of replicas.
-    """
-
-    group: Group
-    index: int
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    current: Placed | None = None
-    registered: bool = False
-    starts: int = 0
-
-    @property
-    def title(self) -> str:
-        """Of the place."""
-        return f"{self.group.title}-{self.index}"
-
-
 class Supervisor:
     """Runs the replicas of ``spec`` on ``backend`` and tells ``router`` about them.
 
@@ -77,7 +42,7 @@ class Supervisor:
 
     Attributes:
         at_once: set to end without waiting for requests.
-        router_has_left: set when there is no router any more to be told anything.
+        registrar: what tells the router.
     """
 
     def __init__(
@@ -85,15 +50,11 @@ class Supervisor:
     ) -> None:
         self._spec = spec
         self._backend = backend
-        self._router = router
         self._environment = environment or {}
         self._served: set[str] = set()
-        self._changed = asyncio.Event()
-        self._complete = False
-        self._targets = TargetFile(Path(spec.targets_file)) if spec.targets_file else None
         self.at_once = asyncio.Event()
-        self.router_has_left = False
         self.slots = [Slot(group, index) for group in spec.replicas for index in range(group.count)]
+        self.registrar = Registrar(spec, router, self.slots)
 
     async def run(self) -> None:
         """Until cancelled; then every replica leaves the router, ends its requests and is gone.
@@ -107,7 +68,7 @@ class Supervisor:
                 async with asyncio.TaskGroup() as tasks:
                     for slot in self.slots:
                         tasks.create_task(self._keep(slot))
-                    tasks.create_task(self._keep_registered())
+                    tasks.create_task(self.registrar.run())
             except* FleetError as group:
                 raise group.exceptions[0] from None
 
@@ -137,13 +98,13 @@ class Supervisor:
             await self._leave(slot)
         fresh = await self._fill(slot, _ROLL_ATTEMPTS)
         try:
-            await self._until_registered(fresh)
+            await self.registrar.until_used(fresh)
         except BaseException:
             await fresh.replica.kill()
             raise
         # Nothing waits here: from now on the slot owns the new one.
         old, slot.current = slot.current, fresh
-        slot.registered = True
+        self.registrar.notice(slot)
         if old is not None:
             await self._retire(old)
 
@@ -153,22 +114,22 @@ class Supervisor:
                 async with slot.lock:
                     if slot.current is None:
                         self._take(slot, await self._fill(slot))
-                reason = await self._watch(slot)
+                lost, reason = await self._watch(slot)
                 async with slot.lock:
-                    lost = slot.current
-                    if lost is None:
-                        continue
+                    if lost is None or slot.current is not lost:
+                        continue  # a rolling restart was faster
                     logger.warning("%s is lost: %s", lost.name, reason)
-                    slot.current, slot.registered, self._complete = None, False, False
-                    await self._forget(lost)
+                    slot.current = None
+                    self.registrar.notice(slot)
+                    await self.registrar.forget(lost)
                     await lost.replica.kill()
         finally:
             await self._leave(slot)
 
     def _take(self, slot: Slot, placed: Placed) -> None:
-        slot.current, slot.registered = placed, False
+        slot.current = placed
         self._served.add(slot.group.title)
-        self._changed.set()
+        self.registrar.notice(slot)
 
     async def _fill(self, slot: Slot, attempts: int | None = None) -> Placed:
         """Start replicas until one serves.
@@ -237,106 +198,38 @@ class Supervisor:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
-    async def _watch(self, slot: Slot) -> str:
-        """Look at the slot's replica until something is wrong with it; returns what."""
+    async def _watch(self, slot: Slot) -> tuple[Placed | None, str]:
+        """Look at the slot's replica until something is wrong with it; returns it, and what."""
         healthy_at, looked_at = time.monotonic(), slot.current
         while True:
             await asyncio.sleep(self._spec.check_seconds)
             async with slot.lock:
                 placed = slot.current
                 if placed is None:
-                    return "it was taken away"
+                    return None, "it was taken away"
                 if placed is not looked_at:
                     healthy_at, looked_at = time.monotonic(), placed
                 try:
                     code = await placed.replica.exit_code()
                 except ReplicaError as error:
-                    return str(error)
+                    return placed, str(error)
                 if code is not None:
-                    return f"the server exited with code {code}"
+                    return placed, f"the server exited with code {code}"
                 if await self._is_healthy(placed.endpoint):
                     healthy_at = time.monotonic()
                 elif time.monotonic() - healthy_at > self._spec.unhealthy_seconds:
-                    return f"the server has not been healthy for {self._spec.unhealthy_seconds} s"
-
-    async def _keep_registered(self) -> None:
-        """Tell the router about replicas that it does not know, such as new ones, or all when it has restarted."""
-        unreachable = False
-        while True:
-            self._changed.clear()
-            self._tell_prometheus()
-            try:
-                await self._register_all()
-                unreachable = False
-            except RouterUnreachableError as error:
-                if not unreachable:
-                    logger.warning("the router does not answer, trying on: %s", error)
-                unreachable = True
-            complete = all(slot.registered for slot in self.slots)
-            if complete and not self._complete:
-                logger.info("%s: %d replicas behind %s", READY_LINE, len(self.slots), self._router.url)
-            self._complete = complete
-            try:
-                # Until all are known to be used, look again soon.
-                async with asyncio.timeout(self._spec.check_seconds if complete else _HEALTH_PAUSE):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
-
-    def _tell_prometheus(self) -> None:
-        if self._targets is None:
-            return
-        replicas = [
-            (slot.current.endpoint.url, slot.group.title, slot.current.role)
-            for slot in self.slots
-            if slot.current is not None
-        ]
-        try:
-            self._targets.update(self._router.url, replicas)
-        except OSError as error:
-            logger.warning("--targets-file: %s", error)
-
-    async def _register_all(self) -> None:
-        known = await self._router.workers()
-        for slot in self.slots:
-            placed = slot.current
-            if placed is None:
-                continue
-            worker = known.get(placed.endpoint.url)
-            slot.registered = worker is not None and bool(worker.get("is_registered", True))
-            if worker is None:
-                await self._router.add(placed.endpoint, placed.role)
-
-    async def _until_registered(self, placed: Placed) -> None:
-        """Until the router uses ``placed``, which it may have to be told."""
-        while True:
-            try:
-                worker = (await self._router.workers()).get(placed.endpoint.url)
-                if worker is not None and worker.get("is_registered", True):
-                    return
-                if worker is None:
-                    await self._router.add(placed.endpoint, placed.role)
-            except RouterUnreachableError as error:
-                logger.warning("the router does not answer, trying on: %s", error)
-            await asyncio.sleep(_HEALTH_PAUSE)
-
-    async def _forget(self, placed: Placed) -> None:
-        if self.router_has_left:
-            return
-        try:
-            await self._router.remove(placed.endpoint)
-        except RouterUnreachableError as error:
-            logger.warning("the router still has %s: %s", placed.name, error)
+                    return placed, f"the server has not been healthy for {self._spec.unhealthy_seconds} s"
 
     async def _leave(self, slot: Slot) -> None:
         """Take the slot's replica away."""
-        placed, slot.current, slot.registered = slot.current, None, False
+        placed, slot.current = slot.current, None
+        self.registrar.notice(slot)
         if placed is not None:
             await self._retire(placed)
 
     async def _retire(self, placed: Placed) -> None:
         """A replica gets no new request, ends those that it has, and is gone."""
-        await self._forget(placed)
+        await self.registrar.forget(placed)
         try:
             await placed.replica.drain()
             deadline = time.monotonic() + self._spec.drain_seconds + _LEAVE_SECONDS

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
-from tests.support.fleets import FleetProcess
+from tests.support.fleets import FleetProcess, wait_gone
 from tests.support.prometheus import Prometheus, promtool
 from tests.support.server import ROOT
 
@@ -48,6 +49,9 @@ def prometheus(chain_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             use(fleet, workers)
             started.wait_scraped(3)
             yield started
+        everything = psutil.Process(fleet.process.pid).children(recursive=True)
+        assert fleet.stop() == 0, fleet.output
+        wait_gone(everything)
 
 
 def use(fleet: FleetProcess, workers: dict[str, dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import psutil
 
-from sglang_lite.fleet.supervisor import READY_LINE
+from sglang_lite.fleet.registrar import READY_LINE
 from tests.support.server import ROOT, free_port
 
 
