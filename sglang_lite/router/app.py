@@ -13,6 +13,7 @@ from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.discovery import discover
 from sglang_lite.router.envelope import envelope
 from sglang_lite.router.kubernetes_api import ClusterAccess
+from sglang_lite.router.limited import limited
 from sglang_lite.router.prefill_decode import forward_pair
 from sglang_lite.router.proxy import forward
 from sglang_lite.router.routes import PLAIN, PROXIED
@@ -26,7 +27,7 @@ def make_app(context: RouterContext) -> web.Application:
     app.on_response_prepare.append(context.cross_origin.on_prepare)
     handler = forward_pair if context.options.is_paired else forward
     for path in PROXIED:
-        app.router.add_post(path, handler)
+        app.router.add_post(path, limited(handler))
     for path in PLAIN:
         app.router.add_post(path, plain.pass_on)
     app.router.add_post("/v1/tokenize", plain.tokenize)

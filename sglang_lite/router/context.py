@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from sglang_lite.router.access import Access
+from sglang_lite.router.admission import Admission
 from sglang_lite.router.breaker import BreakerLimits
 from sglang_lite.router.cors import CrossOrigin
 from sglang_lite.router.kv_events import KVEvents
@@ -28,6 +29,7 @@ from sglang_lite.router.routes import DATA
 from sglang_lite.router.tls import WorkerTrust
 from sglang_lite.router.upstream import Upstream
 from sglang_lite.router.workers import Registry, Worker
+from sglang_lite.server.tenants import Tenants
 
 if TYPE_CHECKING:
     from sglang_lite.router.grpc_worker import GrpcWorkers
@@ -47,6 +49,8 @@ class RouterContext:
     leases: LeaseTable = field(init=False)
     policies: dict[str, Policy] = field(init=False)
     access: Access = field(init=False)
+    tenants: Tenants = field(init=False)
+    admission: Admission = field(init=False)
     trust: WorkerTrust = field(init=False)
     cross_origin: CrossOrigin = field(init=False)
     kv_events: KVEvents = field(init=False)
@@ -57,6 +61,8 @@ class RouterContext:
     def __post_init__(self) -> None:
         options = self.options
         self.access = Access(options, DATA)
+        self.tenants = self.access.tenants or Tenants(None)
+        self.admission = Admission(options)
         self.trust = WorkerTrust.of(options)
         self.cross_origin = CrossOrigin(options.cors_allowed_origins)
         breaker = BreakerLimits(

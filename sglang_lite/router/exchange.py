@@ -12,6 +12,7 @@ from aiohttp import web
 from sglang_lite.router.call import REQUEST_ID, Call
 from sglang_lite.router.errors import RouterError, error_body
 from sglang_lite.router.lease import Lease
+from sglang_lite.router.limited import stream_response
 from sglang_lite.router.migration import HEADER as RESUMABLE
 from sglang_lite.router.migration import Movement
 from sglang_lite.router.upstream import Upstream
@@ -114,9 +115,8 @@ def cut_off(call: Call, response: web.StreamResponse) -> web.StreamResponse:
 async def _begin_stream(call: Call, upstream: Upstream, extra: dict[str, str] | None) -> web.StreamResponse:
     """Status and headers of a stream go to the client."""
     kept = {name: upstream.headers[name] for name in _RETURNED if name in upstream.headers}
-    response = web.StreamResponse(
-        status=upstream.status, headers={**kept, REQUEST_ID: call.request_id, **(extra or {})}
-    )
+    headers = {**kept, REQUEST_ID: call.request_id, **(extra or {})}
+    response = stream_response(call.request, upstream.status, headers)
     await response.prepare(call.request)
     call.request["stream"] = response
     return response

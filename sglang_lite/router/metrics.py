@@ -22,6 +22,8 @@ class RouterMetrics:
         self.affinity = Counter(
             "sgl_router_decode_affinity", "Why decode workers were chosen.", ("result",), registry=registry
         )
+        self.rate_limit = Counter("smg_http_rate_limit", "Requests under limits.", ("result",), registry=registry)
+        self.waiting = Gauge("sgl_router_queued_requests", "Requests that wait for their turn.", registry=registry)
         self.overlap = Histogram(
             "sgl_router_overlap_blocks",
             "Blocks of a prompt that its worker was known to hold; only where KV events tell.",

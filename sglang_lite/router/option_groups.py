@@ -42,6 +42,13 @@ class LimitOptions:
 
     max_payload_size: int = option(1 << 20, "largest body", low=1)
 
+    max_concurrent_requests: int = option(-1, "requests that run at once; -1 for no limit", low=-1)
+    queue_size: int = option(100, "requests that wait for their turn; more get 429", low=0)
+    queue_timeout_secs: float = option(60.0, "longest wait for the turn", above=0)
+    rate_limit_tokens_per_second: int | None = option(
+        None, "requests that may start in a second (one token each)", low=1, kind=int
+    )
+
 
 @dataclass(frozen=True)
 class AccessOptions:

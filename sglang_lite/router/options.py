@@ -69,10 +69,6 @@ class RouterOptions(PolicyOptions, LimitOptions, AccessOptions, DiscoveryOptions
 
 
 REFUSED = (
-    "max-concurrent-requests",
-    "queue-size",
-    "queue-timeout-secs",
-    "rate-limit-tokens-per-second",
     "dp-aware",
     "jwt-issuer",
     "jwt-audience",

@@ -64,6 +64,7 @@ async def metrics(request: web.Request) -> web.Response:
     """Prometheus metrics; needs no key."""
     context = request.app[CONTEXT]
     context.metrics.active.set(context.leases.total)
+    context.metrics.waiting.set(context.admission.waiting)
     for worker in context.registry.workers.values():
         context.metrics.health.labels(worker.url).set(worker.healthy)
         context.metrics.breaker.labels(worker.url).set(worker.breaker.state.value)

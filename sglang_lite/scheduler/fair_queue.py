@@ -5,8 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from sglang_lite.scheduler.config import SchedulerConfig
 from sglang_lite.scheduler.fairness import TenantCounters
 from sglang_lite.scheduler.queue import WaitingQueue, _Entry
@@ -53,8 +51,7 @@ class FairQueue(WaitingQueue):
     def candidates(self, match_length: Callable[[Request], int]) -> Iterator[Request]:
         """Requests in the order in which they should run; ends when the caller leaves one of them in the queue."""
         while self._entries:
-            served, waiting = self._counters.served, self._counters.waiting
-            head = self._head(self._of_tenant[int(np.argmin(np.where(waiting > 0, served, np.inf)))])
+            head = self._head(self._of_tenant[self._counters.least_served()])
             if head is None:
                 return
             yield head

@@ -78,6 +78,14 @@ class TenantCounters:
         """Every row of a step draws a token; ``slots`` names the tenant of each: int32[n]."""
         self.served += np.bincount(slots, minlength=len(self.served)) * (OUTPUT_PRICE / self._weights)
 
+    def charge(self, slot: int, outputs: int) -> None:
+        """The tenant drew so many tokens."""
+        self.served[slot] += OUTPUT_PRICE * outputs / self._weights[slot]
+
+    def least_served(self) -> int:
+        """The waiting tenant whose turn it is."""
+        return int(np.argmin(np.where(self.waiting > 0, self.served, np.inf)))
+
     def heaviest(self) -> int:
         """The tenant with the most waiting requests for its weight."""
         return int(np.argmax(self.waiting / self._weights))
