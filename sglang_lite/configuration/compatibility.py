@@ -22,8 +22,9 @@ _IGNORED = {
         disable-outlines-disk-cache disable-prefill-cuda-graph disable-priority-preemption enable-dp-attention
         enable-dp-lm-head enable-dynamic-chunking enable-hierarchical-cache/enable-hicache
         enable-metrics-for-all-schedulers enable-mfu-metrics enable-mixed-chunk enable-prefill-delayer
-        enable-request-time-stats-logging enable-torch-compile flashinfer-mla-disable-ragged log-requests
-        show-time-cost sleep-on-idle speculative-adaptive speculative-dspark-align-verify-tokens-to-graph-tier
+        enable-request-time-stats-logging enable-streaming-session enable-torch-compile
+        flashinfer-mla-disable-ragged log-requests show-time-cost sleep-on-idle speculative-adaptive
+        speculative-dspark-align-verify-tokens-to-graph-tier
         speculative-use-block-verification speculative-use-rejection-sampling trust-remote-code
     """,
     "pair": """
@@ -97,7 +98,7 @@ _REFUSED = {
         enable-prefix-mm-cache enable-profile-cuda-graph enable-quant-communications
         enable-return-aux-hidden-states enable-return-indexer-topk
         enable-return-routed-experts enable-scattered-sconv enable-session-radix-cache
-        enable-shared-experts-attn-tp enable-single-batch-overlap enable-streaming-session
+        enable-shared-experts-attn-tp enable-single-batch-overlap
         enable-strict-thinking enable-symm-mem enable-tokenizer-batch-encode enable-torch-compile-debug-mode
         enable-torch-symm-mem enable-two-batch-overlap enable-unified-cache-external-linker
         enable-unified-memory enable-w4a4-mxfp4-megamoe enable-waterfill enable-watermark

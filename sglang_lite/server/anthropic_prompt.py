@@ -10,7 +10,17 @@ from sglang_lite.server.definitions.anthropic import AnthropicMessage, CountToke
 from sglang_lite.server.errors import encode_json
 from sglang_lite.types import RequestError
 
-_PASSED_ON = ("model", "rid", "request_id", "priority", "cache_salt", "extra_key", "lora_path", "custom_labels")
+_PASSED_ON = (
+    "model",
+    "rid",
+    "request_id",
+    "priority",
+    "cache_salt",
+    "extra_key",
+    "lora_path",
+    "session_id",
+    "custom_labels",
+)
 _DISAGGREGATION = ("bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank", "data_parallel_rank")
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "stream")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -20,6 +20,7 @@ from sglang_lite.server.identity import Identity
 from sglang_lite.server.named_events import reply_with_named_events
 from sglang_lite.server.off_loop import off_loop
 from sglang_lite.server.openai_common import check_model
+from sglang_lite.server.session_turns import refuse_session
 from sglang_lite.server.text_length import refuse_endless_texts
 from sglang_lite.types import RequestError
 
@@ -28,6 +29,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     context, raw = context_of(request), await read_object(request)
     body = parse_body(raw, MessagesBody)
+    refuse_session(raw)
     identity = Identity.read(context, raw, request.headers, "msg_")
     chat_raw = {**chat_body(raw, body), "rid": identity.base}
     call = await off_loop(request, read_call, context, chat_raw, request.headers)

@@ -25,6 +25,7 @@ _PASSED_ON = (
     "cache_salt",
     "extra_key",
     "lora_path",
+    "session_id",
     "chat_template_kwargs",
     "routed_dp_rank",
     "data_parallel_rank",

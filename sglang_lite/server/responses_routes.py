@@ -26,6 +26,7 @@ from sglang_lite.server.peers import CONVERSATION, is_from_peer
 from sglang_lite.server.response_store import ResponseStore, StoredResponse, already_stored
 from sglang_lite.server.responses_format import ResponseCall, ResponseWriter, whole_response
 from sglang_lite.server.responses_prompt import chat_body, input_messages, item_messages, refuse_unserved
+from sglang_lite.server.session_turns import refuse_session
 from sglang_lite.server.text_length import refuse_endless_texts
 from sglang_lite.types import RequestError
 
@@ -105,6 +106,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     context, raw = context_of(request), await read_object(request)
     body = parse_body(raw, ResponsesBody)
     refuse_unserved(body)
+    refuse_session(raw)
     if body.background and body.stream:
         raise RequestError("background cannot be combined with stream", field="background")
     history: list[dict[str, Any]] = []

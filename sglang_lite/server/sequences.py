@@ -81,6 +81,15 @@ def choice_sampling(sampling: SamplingParams, choice: int) -> SamplingParams:
     return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % _INT64)
 
 
+def _refuse(context: ServerContext, body: Mapping[str, Any], *, takes_session: bool, is_pooled: bool) -> None:
+    """Refuse what the server, its model or the route cannot do."""
+    if not is_pooled:
+        refuse_classifier(context)
+    refuse_unsupported(body, context.config)
+    if not takes_session:
+        refuse_session(body)
+
+
 def build_sequences(
     context: ServerContext,
     body: Mapping[str, Any],
@@ -109,12 +118,8 @@ def build_sequences(
     Raises:
         RequestError: a parameter is wrong, or asks for something that is not supported.
     """
-    if not is_pooled:
-        refuse_classifier(context)
-    refuse_unsupported(body, context.config)
+    _refuse(context, body, takes_session=takes_session, is_pooled=is_pooled)
     affinity = read_session_id(body)
-    if not takes_session:
-        refuse_session(body)
     replica = wanted_replica(body, headers.get("X-Data-Parallel-Rank"), context.config.dp_size)
     choices = sampling.n
     priority = read_priority(body)

@@ -197,10 +197,15 @@ async def test_any_front_flushes_the_cache(fronts: ServerProcess) -> None:
         ] == 0
 
 
-async def test_adapters_change_on_servers_with_one_front(fronts: ServerProcess) -> None:
-    reply = await call(fronts, "/load_lora_adapter", {"lora_name": "x", "lora_path": "/nowhere"})
-    assert reply.status == 501
-    assert "--tokenizer-worker-num 1" in reply.text
+async def test_adapters_and_sessions_are_for_servers_with_one_front(fronts: ServerProcess) -> None:
+    for path, body in (
+        ("/load_lora_adapter", {"lora_name": "x", "lora_path": "/nowhere"}),
+        ("/open_session", {"capacity_of_str_len": 10}),
+        ("/set_internal_state", {"server_args": {}}),
+    ):
+        reply = await call(fronts, path, body)
+        assert reply.status == 501
+        assert "--tokenizer-worker-num 1" in reply.text
 
 
 async def test_a_signal_ends_all_of_them_after_what_runs(chain_model: Path, tmp_path: Path) -> None:

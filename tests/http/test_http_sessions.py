@@ -208,8 +208,15 @@ async def test_completions_and_chats_continue_a_session(server: LocalServer) -> 
     }
     assert (await server.post("/v1/chat/completions", chat)).json()["usage"]["prompt_tokens"] == 10 + len("user:A")
     assert (await server.post("/v1/completions", body | {"rid": "comp3", "echo": True})).status == 400
-    refused = await server.post("/v1/embeddings", {"input": "A", "session_params": {"id": session}})
-    assert refused.status == 400 and "session_params" in refused.text
+    message = {"role": "user", "content": "A"}
+    for path, other in (
+        ("/v1/embeddings", {"input": "A"}),
+        ("/v1/responses", {"input": "A"}),
+        ("/v1/messages", {"model": "default", "messages": [message], "max_tokens": 1}),
+    ):
+        refused = await server.post(path, {**other, "session_params": {"id": session}})
+        assert refused.status == 400 and "session_params" in refused.text
+        assert (await server.post(path, {**other, "session_id": "one"})).status == 200
 
 
 async def test_capacity_bounds_the_characters(server: LocalServer) -> None:

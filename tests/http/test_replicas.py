@@ -52,6 +52,14 @@ async def test_a_request_names_its_replica(replicas: LocalServer) -> None:
     assert "routed_dp_rank=2 out of range [0, 2)" in str(refused)
 
 
+async def test_a_session_stays_where_its_prefix_is(replicas: LocalServer) -> None:
+    for number in range(4):
+        prompt = f"{number}" * 24 + "A"
+        _, first = await generate(replicas, prompt, session_id=f"session-{number}")
+        _, again = await generate(replicas, prompt, session_id=f"session-{number}")
+        assert (first["meta_info"]["cached_tokens"], again["meta_info"]["cached_tokens"]) == (0, 24)
+
+
 async def test_loads_and_metrics_name_each_replica(replicas: LocalServer) -> None:
     await asyncio.gather(*(generate(replicas, "ABCD" * 4, routed_dp_rank=rank) for rank in (0, 1, 1)))
     loads = (await fetch(replicas, "/v1/loads"))["loads"]

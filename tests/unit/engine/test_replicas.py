@@ -50,6 +50,19 @@ def test_the_methods_choose_as_they_are_called() -> None:
     assert (fewest(), lightest()) == (2, 2)
 
 
+def test_requests_of_one_session_go_to_one_replica_that_lives() -> None:
+    client = ReplicaClient.__new__(ReplicaClient)
+    client._loads = loads = ReplicaLoads(4)
+    names = [f"session-{number}" for number in range(64)]
+    wanted = {name: client.wanted_replica(GenerateRequest(request_id="r", affinity=name)) for name in names}
+    assert set(wanted.values()) == {0, 1, 2, 3}
+    assert all(client.wanted_replica(GenerateRequest(request_id="s", affinity=name)) == wanted[name] for name in names)
+    assert client.wanted_replica(GenerateRequest(request_id="r", affinity="a", replica=2)) == 2
+    assert client.wanted_replica(GenerateRequest(request_id="r")) is None
+    loads.alive.remove(1)
+    assert {client.wanted_replica(GenerateRequest(request_id="r", affinity=name)) for name in names} == {0, 2, 3}
+
+
 def test_a_part_of_a_frame_has_its_own_tokens_and_extras() -> None:
     prompts = [[1, 2, 3], [4], [5, 6]]
     submissions = [
