@@ -24,15 +24,7 @@ from tests.support.tiny_checkpoints import CASES, save_checkpoint
 
 PREFILL, DECODE = "prefill", "decode"
 SIDES = (PREFILL, DECODE)
-MODEL_OPTIONS = (
-    "--device",
-    "cpu",
-    "--skip-tokenizer-init",
-    "--max-total-tokens",
-    "1024",
-    "--max-running-requests",
-    "4",
-)
+MODEL_OPTIONS = ("--device", "cpu", "--max-total-tokens", "1024", "--max-running-requests", "4")
 SHORT_WAITS = {
     "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "4",
     "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "8",
@@ -125,6 +117,7 @@ class Pair:
     Args:
         backend: of the transfers.
         gated: see ``tests.support.gated_core``.
+        with_text: the model has a tokenizer.
         environment: more variables of both servers.
         options: more options of both servers; ``decode_options`` of the decode server only.
     """
@@ -136,6 +129,7 @@ class Pair:
         directory: Path,
         *,
         gated: bool = True,
+        with_text: bool = False,
         environment: dict[str, str] | None = None,
         options: Sequence[str] = (),
         decode_options: Sequence[str] = (),
@@ -144,7 +138,14 @@ class Pair:
         self.bootstrap_port = free_port()
         self.bootstrap_host = "127.0.0.1"
         module = ["tests.support.gated_core", str(self.gate)] if gated else ["sglang_lite"]
-        shared = [*MODEL_OPTIONS, "--disaggregation-verify-checksums", "--model-path", str(model), *options]
+        shared = [
+            *([] if with_text else ["--skip-tokenizer-init"]),
+            *MODEL_OPTIONS,
+            "--disaggregation-verify-checksums",
+            "--model-path",
+            str(model),
+            *options,
+        ]
         self.sides: dict[str, Side] = {}
         for role in SIDES:
             port = free_port()
