@@ -44,9 +44,13 @@ class ServerMetrics:
         self._unary = families.series(self.labels, streaming=False)
         self._streaming = families.series(self.labels, streaming=True)
 
-    def track(self, *, streaming: bool) -> RequestTracker:
-        """A context manager that counts one sequence from its start to its end, however it ends."""
-        return RequestTracker(self._streaming if streaming else self._unary)
+    def track(self, *, streaming: bool, structured: bool = False) -> RequestTracker:
+        """A context manager that counts one sequence from its start to its end, however it ends.
+
+        Args:
+            structured: whether its output has to match a grammar.
+        """
+        return RequestTracker(self._streaming if streaming else self._unary, structured=structured)
 
     def register(self, collector: Collector) -> None:
         """Add a collector that is asked at every scrape."""
@@ -70,14 +74,23 @@ class HttpMetrics:
             registry=registry,
         )
         self.active = Gauge("sglang:http_requests_active", "HTTP requests being served.", route, registry=registry)
+        self._routing_keys: dict[str, int] = {}
+        keys = Gauge("sglang:routing_keys_active", "Routing keys of requests being served.", registry=registry)
+        keys.set_function(lambda: len(self._routing_keys))
 
-    def started(self, endpoint: str, method: str) -> None:
-        """A request arrived."""
+    def started(self, endpoint: str, method: str, routing_key: str | None = None) -> None:
+        """A request arrived; ``routing_key`` is what its x-smg-routing-key says."""
         self.requests.labels(endpoint, method).inc()
         self.active.labels(endpoint, method).inc()
+        if routing_key:
+            self._routing_keys[routing_key] = self._routing_keys.get(routing_key, 0) + 1
 
-    def ended(self, endpoint: str, method: str, status: int | None) -> None:
+    def ended(self, endpoint: str, method: str, status: int | None, routing_key: str | None = None) -> None:
         """Its reply ended; ``status`` is None when the client left before one."""
         self.active.labels(endpoint, method).dec()
+        if routing_key:
+            self._routing_keys[routing_key] -= 1
+            if not self._routing_keys[routing_key]:
+                del self._routing_keys[routing_key]
         if status is not None:
             self.responses.labels(endpoint, str(status), method).inc()

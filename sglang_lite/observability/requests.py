@@ -48,6 +48,7 @@ class RequestSeries:
     """The series of one server and one kind of request (streaming or not), resolved to their labels."""
 
     requests: Counter
+    structured: Counter
     aborted: Counter
     prompt_tokens: Counter
     generation_tokens: Counter
@@ -101,6 +102,7 @@ class RequestFamilies:
             return Histogram(f"sglang:{name}", text, labels, registry=registry, buckets=bounds)
 
         self._requests = counter("num_requests_total", "Requests finished.", streaming)
+        self._structured = counter("num_so_requests_total", "Requests with a grammar finished.", base)
         self._aborted = counter("num_aborted_requests_total", "Requests aborted.", base)
         self._prompt = counter("prompt_tokens_total", "Prompt tokens processed.", streaming)
         self._generation = counter("generation_tokens_total", "Output tokens.", streaming)
@@ -126,6 +128,7 @@ class RequestFamilies:
         kind = {**labels, "is_streaming": "true" if streaming else "false"}
         return RequestSeries(
             requests=self._requests.labels(**kind),
+            structured=self._structured.labels(**labels),
             aborted=self._aborted.labels(**labels),
             prompt_tokens=self._prompt.labels(**kind),
             generation_tokens=self._generation.labels(**kind),
@@ -145,9 +148,10 @@ class RequestFamilies:
 class RequestTracker:
     """Counts one sequence. Use it as a context manager: whatever ends the block, the sequence leaves the gauge."""
 
-    __slots__ = ("_first_at", "_last", "_last_at", "_series", "_started_at", "_tokens")
+    __slots__ = ("_first_at", "_last", "_last_at", "_series", "_started_at", "_structured", "_tokens")
 
-    def __init__(self, series: RequestSeries) -> None:
+    def __init__(self, series: RequestSeries, *, structured: bool = False) -> None:
+        self._structured = structured
         self._series = series
         self._started_at = 0.0
         self._first_at = 0.0
@@ -198,6 +202,8 @@ class RequestTracker:
             self._series.aborted.inc()
             return
         self._series.requests.inc()
+        if self._structured:
+            self._series.structured.inc()
         self._series.end_to_end.observe(seconds)
         made = self._tokens - (self._last.resumed_tokens if self._last is not None else 0)
         if made > 1:

@@ -26,7 +26,8 @@ async def run_sequence(context: ServerContext, request: GenerateRequest) -> Asyn
     with ExitStack() as stack:
         observers: list[Callable[[GenerationOutput], None]] = []
         if context.metrics is not None:
-            observers.append(stack.enter_context(context.metrics.track(streaming=request.stream)).observe)
+            tracker = context.metrics.track(streaming=request.stream, structured=request.sampling.grammar is not None)
+            observers.append(stack.enter_context(tracker).observe)
         observers.append(stack.enter_context(context.recent.track(request.request_id)))
         if context.tracer is not None:
             observers.append(stack.enter_context(context.tracer.track(request.request_id)))

@@ -98,12 +98,13 @@ def metrics_middleware(metrics: HttpMetrics) -> Middleware:
         # The pattern, not the path: clients must not be able to create series.
         endpoint = resource.canonical if resource is not None else "unmatched"
         status: int | None = None
-        metrics.started(endpoint, request.method)
+        routing_key = request.headers.get("x-smg-routing-key")
+        metrics.started(endpoint, request.method, routing_key)
         try:
             response = await handler(request)
             status = response.status
             return response
         finally:
-            metrics.ended(endpoint, request.method, status)
+            metrics.ended(endpoint, request.method, status, routing_key)
 
     return count

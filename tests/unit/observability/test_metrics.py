@@ -91,6 +91,29 @@ def test_http_counts() -> None:
     assert values(metrics, "sglang:http_responses_total") == {'endpoint="/generate",method="POST",status_code="200"': 1}
 
 
+def test_routing_keys_are_counted_while_they_are_served() -> None:
+    """Distinct ones of requests under way; nothing of a key is kept afterwards."""
+    metrics = ServerMetrics("m")
+    for key in ("a", "a", "b", None, ""):
+        metrics.http.started("/generate", "POST", key)
+    assert values(metrics, "sglang:routing_keys_active") == {"": 2}
+    metrics.http.ended("/generate", "POST", 200, "a")
+    metrics.http.ended("/generate", "POST", None, "b")
+    metrics.http.ended("/generate", "POST", 200, "")
+    assert values(metrics, "sglang:routing_keys_active") == {"": 1}
+    metrics.http.ended("/generate", "POST", 200, "a")
+    assert values(metrics, "sglang:routing_keys_active") == {"": 0}
+
+
+def test_requests_with_a_grammar_are_counted_when_they_finish() -> None:
+    metrics = ServerMetrics("m")
+    for structured, reason in ((True, "stop"), (True, "abort"), (False, "stop")):
+        with metrics.track(streaming=False, structured=structured) as tracker:
+            tracker.observe(output(2, reason))
+    assert list(values(metrics, "sglang:num_so_requests_total").values()) == [1]
+    assert sum(values(metrics, "sglang:num_requests_total").values()) == 2
+
+
 def test_engine_gauges_follow_the_snapshot() -> None:
     metrics = ServerMetrics("m", "decode", {"zone": "a"})
     collector = EngineCollector(metrics.labels, context_length=64, weight_bytes=2**30, startup_seconds={"load": 2.0})
