@@ -130,8 +130,8 @@ class Maintenance:
         """Why a command cannot be carried out now."""
         if isinstance(command, ResumeMemory):
             return None
-        if isinstance(command, UpdateWeights) and self._released:
-            return f"memory is released ({', '.join(sorted(self._released))}); resume it first"
+        if isinstance(command, UpdateWeights) and "weights" in self._released:
+            return "the weights are released; resume them first"
         stats = self._scheduler.stats()
         # Requests that a pause has retracted hold no pages, and compute everything again.
         is_retracted = isinstance(command, ReleaseMemory) and stats.paused == "retract"

@@ -16,6 +16,7 @@ from sglang_lite.server.definitions.native import (
     CloseSessionBody,
     DetokenizeBody,
     GenerateBody,
+    InternalStateBody,
     OpenSessionBody,
     TokenizeBody,
     VertexBody,
@@ -29,6 +30,7 @@ from sglang_lite.server.pooling_routes import classify, encode_scores
 BODIES: dict[str, type[RequestBody]] = {
     "/generate": GenerateBody,
     "/vertex_generate": VertexBody,
+    "/set_internal_state": InternalStateBody,
     "/open_session": OpenSessionBody,
     "/close_session": CloseSessionBody,
     "/encode": EncodeBody,

@@ -104,7 +104,7 @@ async def test_weights_come_back_from_where_they_are_now(saving: LocalServer, tm
     assert (await saving.post(UPDATE, {"model_path": str(other)})).status == 200
     assert (await saving.post(RELEASE, {"tags": ["weights"]})).status == 200
     update = await saving.post(UPDATE, {"model_path": served})
-    assert update.status == 400 and "memory is released (weights)" in update.text
+    assert update.status == 400 and "the weights are released" in update.text
     # A checkpoint that is gone meanwhile leaves the server without weights, and says so.
     (other / "config.json").rename(other / "config.away")
     gone = await saving.post(RESUME)
@@ -113,6 +113,21 @@ async def test_weights_come_back_from_where_they_are_now(saving: LocalServer, tm
     (other / "config.away").rename(other / "config.json")
     assert (await saving.post(RESUME)).status == 200
     assert (await saving.generate("A", sampling={"max_new_tokens": 1}))["text"] == "Z"
+    assert (await saving.post(UPDATE, {"model_path": served})).status == 200
+
+
+async def test_weights_can_be_replaced_before_the_pool_is_back(saving: LocalServer, tmp_path: Path) -> None:
+    """As trainers wake a server: weights, new ones, and then the memory for requests."""
+    served = (await saving.get("/model_info")).json()["model_path"]
+    other = build_chain_model(tmp_path / "other", overrides={ord("A"): ord("Y")})
+    await saving.generate("a prefix A", sampling={"max_new_tokens": 2})
+    assert (await saving.post(RELEASE)).status == 200
+    assert (await saving.post(RESUME, {"tags": ["weights"]})).status == 200
+    assert (await saving.post(UPDATE, {"model_path": str(other)})).status == 200
+    assert (await saving.post("/generate", greedy("A"))).status == 412
+    assert (await saving.post(RESUME, {"tags": ["kv_cache"]})).status == 200
+    result = await saving.generate("a prefix A", sampling={"max_new_tokens": 1})
+    assert (result["text"], result["meta_info"]["cached_tokens"]) == ("Y", 0)
     assert (await saving.post(UPDATE, {"model_path": served})).status == 200
 
 

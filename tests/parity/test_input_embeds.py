@@ -149,6 +149,16 @@ async def test_streams_stops_and_grammars_work_on_vectors(library: Library) -> N
     assert last["text"] == whole["text"][: whole["text"].index(stop)]
 
 
+async def test_hidden_states_of_vectors_are_those_of_the_tokens(library: Library) -> None:
+    example = library.example("llama")
+    prompt = example.token_ids[:20]
+    async with serving(example, enable_return_hidden_states=True) as (client, _):
+        expected = await generate(client, input_ids=prompt, return_hidden_states=True)
+        found = await generate(client, input_embeds=vectors(example, prompt), return_hidden_states=True)
+    for one, other in zip(expected["meta_info"]["hidden_states"], found["meta_info"]["hidden_states"], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-3)
+
+
 ROW = [0.5] * 64
 
 

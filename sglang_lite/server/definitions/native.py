@@ -76,6 +76,12 @@ class CloseSessionBody(RequestBody, frozen=True, kw_only=True):
     session_id: str
 
 
+class InternalStateBody(RequestBody, frozen=True, kw_only=True):
+    """``POST /set_internal_state``: options and their new values."""
+
+    server_args: dict[str, Any] | None = None
+
+
 class TokenizeBody(RequestBody, frozen=True, kw_only=True):
     """``POST /tokenize``: one of ``prompt`` and ``messages``."""
 
