@@ -48,6 +48,7 @@ def make_app(context: RouterContext) -> web.Application:
     app.router.add_get("/v1/models", worker_routes.models)
     app.router.add_get("/metrics", worker_routes.metrics)
     app.router.add_get("/workers", worker_routes.list_workers)
+    app.router.add_get(worker_routes.KNOWN, worker_routes.known_workers)
     app.router.add_post("/workers", worker_routes.add_worker)
     app.router.add_get("/workers/{worker_id}", worker_routes.show_worker)
     app.router.add_delete("/workers/{worker_id}", worker_routes.remove_worker)
@@ -65,6 +66,7 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
         timeout=aiohttp.ClientTimeout(total=None),
         skip_auto_headers=("User-Agent", "Accept-Encoding"),
     )
+    await worker_routes.take_over_workers(context)
     worker_routes.start_watching(context)
     running = [asyncio.create_task(_expire_leases(context))]
     if access is not None:

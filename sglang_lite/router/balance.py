@@ -6,12 +6,24 @@ from collections.abc import Sequence
 
 from sglang_lite.router.workers import Worker
 
+_BEGINNING = 1024
+
 
 def least_loaded(workers: Sequence[Worker], turn: int) -> Worker:
     """One of the least loaded ones; these take turns, so that requests spread while nothing runs."""
     low = min(worker.load for worker in workers)
     idle = [worker for worker in workers if worker.load == low]
     return idle[turn % len(idle)]
+
+
+def by_beginning(workers: Sequence[Worker], key: bytes, slack: int, turn: int) -> Worker:
+    """The worker that belongs to the beginning of ``key``, unless it has over ``slack`` more than the least loaded.
+
+    Every process of one router finds the same one: they are forks of one parent, and so hash texts alike.
+    """
+    beginning = key[:_BEGINNING]
+    worker = max(workers, key=lambda one: hash((beginning, one.url)))
+    return worker if worker.load - min(one.load for one in workers) <= slack else least_loaded(workers, turn)
 
 
 def out_of_balance(workers: Sequence[Worker], absolute: int, relative: float) -> bool:

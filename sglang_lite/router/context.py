@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -26,6 +27,7 @@ from sglang_lite.router.policies import POLICIES, CacheAware, Policy, PolicyLimi
 from sglang_lite.router.prompt import Prompt
 from sglang_lite.router.prompt_tokens import PromptTokens
 from sglang_lite.router.routes import DATA
+from sglang_lite.router.siblings import Siblings
 from sglang_lite.router.tls import WorkerTrust
 from sglang_lite.router.upstream import Upstream
 from sglang_lite.router.workers import Registry, Worker
@@ -57,6 +59,7 @@ class RouterContext:
     prompt_tokens: PromptTokens = field(init=False)
     session: aiohttp.ClientSession = field(init=False)
     grpc_workers: GrpcWorkers | None = None
+    siblings: Siblings | None = None
 
     def __post_init__(self) -> None:
         options = self.options
@@ -72,6 +75,8 @@ class RouterContext:
         )
         self.registry = Registry(breaker, self._forget)
         self.registry.known_models = set(options.models)
+        if self.siblings is not None:
+            self.registry.cell_of = partial(self.siblings.loads.cell, self.siblings.number)
         self.leases = LeaseTable(options.stale_request_timeout_secs)
         limits = PolicyLimits(
             options.cache_threshold,
@@ -81,6 +86,7 @@ class RouterContext:
             options.bucket_adjust_interval_secs,
             options.assignment_mode,
             options.max_idle_secs,
+            by_beginning=options.workers > 1,
         )
         names = {
             "regular": options.policy,

@@ -14,6 +14,7 @@ from sglang_lite.router.call import REQUEST_ID, request_id_of
 from sglang_lite.router.context import CONTEXT
 from sglang_lite.router.errors import RouterError, error_body, error_response
 from sglang_lite.router.exchange import end_stream
+from sglang_lite.router.siblings import is_sibling
 from sglang_lite.server.protocol_errors import JsonErrorHandler, JsonErrorRunner, JsonErrorServer
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ async def envelope(request: web.Request, handler: _Handler) -> web.StreamRespons
     response: web.StreamResponse | None = context.cross_origin.preflight(request)
     if response is None:
         try:
-            request[CALLER] = context.access.check(request.method, route, request.headers)
+            if context.siblings is None or not is_sibling(request):
+                request[CALLER] = context.access.check(request.method, route, request.headers)
             if request.can_read_body:
                 await read_body(request)
             response = await handler(request)

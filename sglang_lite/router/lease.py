@@ -29,7 +29,7 @@ class Lease:
         await self._scope.__aenter__()
         self._lease = self._context.leases.acquire(self._worker.index, self._context.now)
         self._context.scopes[self._lease] = self._scope
-        self._worker.load += 1
+        self._worker.count(1)
         return self
 
     def judge(self, well: bool) -> None:
@@ -38,7 +38,7 @@ class Lease:
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         context, breaker = self._context, self._worker.breaker
-        self._worker.load -= 1
+        self._worker.count(-1)
         context.scopes.pop(self._lease, None)
         context.leases.release(self._lease)
         try:

@@ -26,6 +26,7 @@ class RouterOptions(PolicyOptions, LimitOptions, AccessOptions, DiscoveryOptions
 
     host: str = option("0.0.0.0", "address to listen on")
     port: int = option(30000, "port to listen on", low=0, high=65535)
+    workers: int = option(1, "processes of the router on this port", low=1, high=256)
     worker_urls: tuple[str, ...] = option((), "addresses of workers")
     pd_disaggregation: bool = option(False, "prefill and decode workers apart")
     prefill: tuple[tuple[str, int | None], ...] = option((), "URL [BOOTSTRAP_PORT], repeatable")
@@ -79,7 +80,6 @@ REFUSED = (
     "backend",
     "enable-igw",
     "mini-lb",
-    "workers",
     "prometheus-port",
     "prometheus-host",
     "enable-trace",
@@ -139,6 +139,14 @@ def checked(options: RouterOptions) -> RouterOptions:
         if url in seen:
             raise StartupError(f"--worker-urls, --prefill or --decode: worker {url!r} is given twice")
         seen.add(url)
+    apart = {options.policy, options.prefill_policy, options.decode_policy} & {"bucket", "manual"}
+    if options.workers > 1 and apart:
+        raise StartupError(f"--workers {options.workers}: policy {apart.pop()} needs one process; remove one of them")
+    if options.workers > 1 and (options.max_concurrent_requests > 0 or options.rate_limit_tokens_per_second):
+        raise StartupError(
+            f"--workers {options.workers}: each process would count for itself under --max-concurrent-requests and "
+            "--rate-limit-tokens-per-second; run one process with limits"
+        )
     if options.migrate_streams and (options.disable_retries or options.is_paired):
         other = "--disable-retries" if options.disable_retries else "prefill and decode workers"
         raise StartupError(f"--migrate-streams: cannot be had with {other}; remove one of them")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sglang_lite.router.balance import least_loaded, out_of_balance
+from sglang_lite.router.balance import by_beginning, least_loaded, out_of_balance
 from sglang_lite.router.bucket_policy import Bucket
 from sglang_lite.router.kv_events import KVEvents
 from sglang_lite.router.manual_policy import Manual
@@ -27,6 +27,7 @@ class PolicyLimits:
         absolute, relative: loads are out of balance when max - min and max / min are above these.
         tree_bytes: size of a prefix tree.
         bucket_seconds: time between two looks at the lengths of requests.
+        by_beginning: several processes choose, so prompts that one does not know go by how they begin.
         assignment, idle_seconds: how new routing keys are assigned, and when unused ones are forgotten.
     """
 
@@ -37,6 +38,7 @@ class PolicyLimits:
     bucket_seconds: float = 5.0
     assignment: str = "random"
     idle_seconds: float = 14400.0
+    by_beginning: bool = False
 
 
 class Policy(Protocol):
@@ -167,7 +169,12 @@ class CacheAware:
             if unknown and (guess := self._guess(unknown, prompt.key))[0] > share:
                 share, matching = guess
         self.reason = "match" if share > limits.match else "load"
-        worker = least_loaded(matching if share > limits.match else workers, self._turn)
+        if share > limits.match:
+            worker = least_loaded(matching, self._turn)
+        elif limits.by_beginning and prompt.key:
+            worker = by_beginning(workers, prompt.key, limits.absolute // 8, self._turn)
+        else:
+            worker = least_loaded(workers, self._turn)
         if events is not None and holding is not None:
             known = holding if worker in holding.workers or not holding.blocks else events.match([worker], prompt)
             self.overlap = 0 if known is None else known.blocks

@@ -13,6 +13,8 @@ from sglang_lite.router.app import make_app
 from sglang_lite.router.context import RouterContext
 from sglang_lite.router.envelope import EnvelopeRunner
 from sglang_lite.router.options import RouterOptions
+from sglang_lite.router.processes import run_processes
+from sglang_lite.router.siblings import Siblings
 from sglang_lite.router.tls import server_certificates
 from sglang_lite.server.silent_clients import close_silent_clients, raise_file_limit
 from sglang_lite.types import StartupError
@@ -29,11 +31,19 @@ def run_router(options: RouterOptions) -> int:
     Raises:
         StartupError: the port cannot be had.
     """
+    if options.workers > 1:
+        return run_processes(options, _serve_one)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(options))
 
 
-async def _serve(options: RouterOptions) -> int:
+def _serve_one(options: RouterOptions, siblings: Siblings, parent: int) -> int:
+    """One process of several."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(options, siblings, parent))
+
+
+async def _serve(options: RouterOptions, siblings: Siblings | None = None, parent: int | None = None) -> int:
     drain, at_once = asyncio.Event(), asyncio.Event()
 
     def notify() -> None:
@@ -42,7 +52,9 @@ async def _serve(options: RouterOptions) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, notify)
-    context = RouterContext(options)
+    if parent is not None:
+        loop.add_reader(parent, _orphaned, loop, parent, drain)
+    context = RouterContext(options, siblings=siblings)
     certificates = server_certificates(options)
     closing: asyncio.Task[None] | None = None
     raise_file_limit()
@@ -50,8 +62,18 @@ async def _serve(options: RouterOptions) -> int:
     await runner.setup()
     try:
         encryption = None if certificates is None else certificates.context
-        site = web.TCPSite(runner, options.host, options.port, backlog=_BACKLOG, ssl_context=encryption)
+        site = web.TCPSite(
+            runner,
+            options.host,
+            options.port,
+            backlog=_BACKLOG,
+            ssl_context=encryption,
+            reuse_port=siblings is not None or None,
+        )
         try:
+            if siblings is not None:
+                siblings.path.unlink(missing_ok=True)
+                await web.UnixSite(runner, siblings.path).start()
             await site.start()
         except OSError as error:
             raise StartupError(f"--port {options.port}: cannot listen on {options.host}: {error.strerror}") from error
@@ -59,7 +81,7 @@ async def _serve(options: RouterOptions) -> int:
             certificates.reload_on_hangup()
         assert runner.server is not None
         closing = asyncio.create_task(close_silent_clients(runner.server))
-        logger.info("%s: %s:%s", READY_LINE, options.host, runner.addresses[0][1])
+        logger.info("%s: %s:%s", READY_LINE, options.host, runner.addresses[-1][1])
         await drain.wait()
         context.draining = True
         await site.stop()
@@ -68,7 +90,15 @@ async def _serve(options: RouterOptions) -> int:
         if closing is not None:
             closing.cancel()
         await runner.cleanup()
+        if siblings is not None:
+            await siblings.close()
     return 0
+
+
+def _orphaned(loop: asyncio.AbstractEventLoop, parent: int, drain: asyncio.Event) -> None:
+    """The parent is gone without a word: nobody would start or end its processes any more."""
+    loop.remove_reader(parent)
+    drain.set()
 
 
 async def wait_idle(context: RouterContext, at_once: asyncio.Event, seconds: float) -> None:

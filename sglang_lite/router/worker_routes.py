@@ -8,14 +8,19 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from sglang_lite.observability.merging import merge_metrics
 from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.control import _json
 from sglang_lite.router.errors import RouterError
 from sglang_lite.router.registration import unwatch, watch
+from sglang_lite.router.siblings import Handler, KnownWorker, is_sibling
 from sglang_lite.router.workers import Worker
 
 INSTANCE = "instance"
 """Label with which a worker says which process it is: another one at the same address takes its place."""
+
+
+KNOWN = "/internal/workers"
 
 
 class NewWorker(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,10 +70,47 @@ async def metrics(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     context.metrics.active.set(context.leases.total)
     context.metrics.waiting.set(context.admission.waiting)
+    kind = {"content-type": "text/plain; version=0.0.4"}
+    if context.siblings is not None:
+        if is_sibling(request):
+            return web.Response(body=context.metrics.text(), headers=kind)
+        _show_workers(context)
+        others = await context.siblings.ask_all("/metrics")
+        return web.Response(body=merge_metrics([context.metrics.text(), *others]), headers=kind)
+    _show_workers(context)
+    return web.Response(body=context.metrics.text(), headers=kind)
+
+
+def _show_workers(context: RouterContext) -> None:
+    """Health and breakers, as this process sees them; others do not add theirs."""
+    context.metrics.health.clear()
+    context.metrics.breaker.clear()
     for worker in context.registry.workers.values():
         context.metrics.health.labels(worker.url).set(worker.healthy)
         context.metrics.breaker.labels(worker.url).set(worker.breaker.state.value)
-    return web.Response(body=context.metrics.text(), headers={"content-type": "text/plain; version=0.0.4"})
+
+
+async def known_workers(request: web.Request) -> web.Response:
+    """The workers as another process of this router takes them over."""
+    if not is_sibling(request):
+        raise RouterError("not_found", "This path does not exist here.")
+    found = request.app[CONTEXT].registry.workers.values()
+    return _json(
+        [KnownWorker(url=w.url, role=w.role, port=w.bootstrap_port, api_key=w.api_key, labels=w.labels) for w in found]
+    )
+
+
+async def take_over_workers(context: RouterContext) -> None:
+    """A process that was started again learns which workers have come and gone since the router began."""
+    if context.siblings is None or not context.siblings.is_new:
+        return
+    for body in (await context.siblings.ask_all(KNOWN))[:1]:
+        known = {one.url: one for one in msgspec.json.decode(body, type=list[KnownWorker])}
+        for url in set(context.registry.workers) - set(known):
+            context.registry.remove(url)
+        for url, one in known.items():
+            if url not in context.registry.workers:
+                context.registry.add(url, role=one.role, port=one.port, api_key=one.api_key).labels = one.labels
 
 
 async def list_workers(request: web.Request) -> web.Response:
@@ -78,8 +120,17 @@ async def list_workers(request: web.Request) -> web.Response:
     return _json({"workers": [_shown(worker) for worker in found], "total": len(found), "stats": stats})
 
 
-async def add_worker(request: web.Request) -> web.Response:
+async def add_worker(request: web.Request) -> web.StreamResponse:
     """Take in a worker; it is used once it has introduced itself."""
+    return await _change(request, _add)
+
+
+async def _change(request: web.Request, make: Handler) -> web.StreamResponse:
+    siblings = request.app[CONTEXT].siblings
+    return await (make(request) if siblings is None else siblings.change(request, make))
+
+
+async def _add(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     try:
         wanted = msgspec.json.decode(await request.read(), type=NewWorker)
@@ -119,8 +170,12 @@ async def show_worker(request: web.Request) -> web.Response:
     return _json(_shown(_named(request)))
 
 
-async def remove_worker(request: web.Request) -> web.Response:
+async def remove_worker(request: web.Request) -> web.StreamResponse:
     """Send nothing more to a worker; requests that it has go on to their end."""
+    return await _change(request, _remove)
+
+
+async def _remove(request: web.Request) -> web.Response:
     context, worker = request.app[CONTEXT], _named(request)
     unwatch(context, worker)
     context.registry.remove(worker.url)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from sglang_lite.router.breaker import Breaker, BreakerLimits
 from sglang_lite.router.errors import RouterError
+from sglang_lite.router.shared_loads import LoadCell
 
 ROLES = ("regular", "prefill", "decode")
 _LAYOUT = ("dtype", "page_size", "num_layers", "kv_heads", "head_dim", "kv_tensors_per_token")
@@ -53,7 +54,8 @@ class Worker:
     layout: tuple[Any, ...] | None = None
     registered: bool = False
     healthy: bool = False
-    load: int = 0
+    running: int = 0
+    cell: LoadCell | None = None
     failed_checks: int = 0
     passed_checks: int = 0
     labels: dict[str, str] = field(default_factory=dict)
@@ -61,6 +63,17 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.host = urlsplit(self.url).hostname or ""
+
+    @property
+    def load(self) -> int:
+        """Requests that it has of this router, of all its processes."""
+        return self.running if self.cell is None else self.cell.total
+
+    def count(self, change: int) -> None:
+        """It has ``change`` more requests."""
+        self.running += change
+        if self.cell is not None:
+            self.cell.add(change)
 
     @property
     def is_grpc(self) -> bool:
@@ -118,6 +131,7 @@ class Registry:
         self._free: list[int] = []
         self.workers: dict[str, Worker] = {}
         self.known_models: set[str] = set()
+        self.cell_of: Callable[[str], LoadCell] | None = None
 
     def add(self, url: str, *, role: str = "regular", port: int | None = None, api_key: str | None = None) -> Worker:
         """A new worker, not registered yet.
@@ -134,6 +148,7 @@ class Registry:
             raise ValueError(f"there are {MAX_WORKERS} workers already")
         index = self._free.pop() if self._free else len(self.workers)
         worker = Worker(url, index, Breaker(self._limits), role, port, api_key)
+        worker.cell = None if self.cell_of is None else self.cell_of(url)
         self.workers[url] = worker
         return worker
 

@@ -207,7 +207,7 @@ async def test_small_work_goes_around_a_worker_that_is_gone() -> None:
     first, second = NullWorker(), NullWorker()
     second.answer = fixed(200, b'{"text":"ab"}')
     async with router_over(first, second) as router:
-        router.context.registry.workers[second.url].load = 1
+        router.context.registry.workers[second.url].running = 1
         gone = router.context.registry.workers[first.url]
         await first.server.close()
         for _ in range(3):

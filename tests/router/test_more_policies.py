@@ -75,7 +75,7 @@ def test_one_length_is_spread_and_balance_wins() -> None:
     bucket.choose(workers, prompt(7))
     clock.now = 5
     assert {bucket.choose(workers, prompt(7)).name for _ in range(9)} == {worker.name for worker in workers}
-    workers[0].load = 33
+    workers[0].running = 33
     assert bucket.choose(workers, prompt(1)) is not workers[0]
     assert bucket.reason == "balance"
 
@@ -100,7 +100,7 @@ def test_keys_stay_where_they_are(mode: str) -> None:
     workers, manual = make_workers(4), Manual(mode, 100, random.Random(0), Clock())
     owners = {f"k{number}": manual.choose(workers, prompt(key=f"k{number}")) for number in range(200)}
     for worker in workers:
-        worker.load = random.Random(worker.index).randrange(100)
+        worker.running = random.Random(worker.index).randrange(100)
     assert all(manual.choose(workers, prompt(key=key)) is owner for key, owner in owners.items())
     assert manual.reason == "sticky"
     counts = Counter(worker.name for worker in owners.values())
@@ -111,7 +111,7 @@ def test_keys_stay_where_they_are(mode: str) -> None:
 
 def test_min_load_takes_the_idle_worker() -> None:
     workers, manual = make_workers(3), Manual("min_load", 100, random.Random(0), Clock())
-    workers[0].load = workers[2].load = 1
+    workers[0].running = workers[2].running = 1
     assert {manual.choose(workers, prompt(key=str(number))).name for number in range(9)} == {workers[1].name}
     assert manual.choose(workers, prompt()) is workers[1] and manual.reason == "no_key" and len(manual) == 9
 
@@ -148,7 +148,7 @@ def test_reasons_of_cache_aware() -> None:
     assert (policy.choose(workers, prompt(400)), policy.reason) == (workers[0], "match")
     policy.choose(workers, Prompt(b"y" * 400))
     assert policy.reason == "load"
-    workers[0].load = 40
+    workers[0].running = 40
     assert (policy.choose(workers, prompt(400)), policy.reason) == (workers[1], "balance")
 
 

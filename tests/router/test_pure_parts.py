@@ -119,11 +119,11 @@ def test_cache_aware() -> None:
     workers, policy, key = make_workers(3), CacheAware(PolicyLimits()), b"k" * 400
     policy.sent(workers[2], Prompt(key))
     assert policy.choose(workers, Prompt(key)) is workers[2]
-    workers[2].load = 32
+    workers[2].running = 32
     assert policy.choose(workers, Prompt(key)) is workers[2]
-    workers[2].load = 33
+    workers[2].running = 33
     assert policy.choose(workers, Prompt(key)) is not workers[2]
-    workers[2].load, workers[0].load = 1, 1
+    workers[2].running, workers[0].running = 1, 1
     assert policy.choose(workers, Prompt(b"k" * 100 + b"x" * 300)) is workers[1]
     policy.forget(workers[2])
     assert policy.choose(workers, Prompt(key)) is workers[1]
@@ -133,7 +133,7 @@ def test_spreading_policies() -> None:
     workers = make_workers(4)
     turn = RoundRobin()
     assert [turn.choose(workers, Prompt(b"")) for _ in range(8)] == workers * 2
-    workers[0].load = 9
+    workers[0].running = 9
     two = PowerOfTwo(random.Random(0))
     assert all(two.choose(workers, Prompt(b"")) is not workers[0] for _ in range(50))
 
