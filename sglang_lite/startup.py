@@ -100,7 +100,6 @@ def check_options(config: ServerConfig) -> None:
             f"--served-model-name {config.served_model_name!r} must not contain ':' (it separates an adapter's name)"
         )
     _check_kv_events(config)
-    check_fronts(config)
     _check_chat_template(config.chat_template)
     _check_grammar_backend(config.grammar_backend)
     _check_ranks(config)
@@ -126,21 +125,6 @@ def _check_grammar_backend(name: str | None) -> None:
         raise StartupError(
             f"--grammar-backend {name}: the {name} package is not installed; pip install 'sglang-lite[grammar]', or "
             f"--grammar-backend none"
-        )
-
-
-def check_fronts(config: ServerConfig) -> None:
-    """Several front processes, each of which knows its own requests only.
-
-    Raises:
-        StartupError: another option needs one front that knows all of them.
-    """
-    if config.tokenizer_worker_num == 1:
-        return
-    if config.dp_size > 1:
-        raise StartupError(
-            f"--tokenizer-worker-num {config.tokenizer_worker_num} with --dp-size {config.dp_size}: the front that "
-            f"spreads requests over replicas must see all of them; set one of the two options to 1"
         )
 
 

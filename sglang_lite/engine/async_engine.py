@@ -94,11 +94,10 @@ class AsyncEngine:
         client: EngineClient | ReplicaClient
         if config.dp_size == 1:
             client = EngineClient(progress)
-            fronts = config.tokenizer_worker_num
-            start = client.start(config.to_json(), timeout=timeout, command=command, fronts=fronts)
         else:
             client = ReplicaClient(config, progress)
-            start = client.start(config.to_json(), timeout=timeout, command=command)
+        fronts = config.tokenizer_worker_num
+        start = client.start(config.to_json(), timeout=timeout, command=command, fronts=fronts)
         starting = asyncio.create_task(start)
         try:
             # While the core loads its libraries and weights.
@@ -109,26 +108,29 @@ class AsyncEngine:
             await asyncio.gather(starting, return_exceptions=True)
             await client.close(grace=0.0)
             raise
-        claims = None
-        if config.tokenizer_worker_num > 1 and isinstance(client, EngineClient) and client.directory is not None:
-            claims = SharedClaims.create(client.directory)
+        claims = SharedClaims.create(client.directories[0]) if fronts > 1 else None
         engine = cls(config, description, tokenizer, client, info, claims=claims)
         client.listen(engine)
         return engine
 
     @classmethod
-    async def attach(cls, config: ServerConfig, info: EngineInfo, directory: str, front: int) -> Self:
-        """Use the core of another front process.
+    async def attach(cls, config: ServerConfig, info: EngineInfo, directories: Sequence[str], front: int) -> Self:
+        """Use the core, or the cores, of another front process.
 
         Args:
             config: as that front has prepared it; info: what its core said of itself.
-            directory: ``directory`` of that front's engine.
+            directories: those of that front's engine.
             front: number of this front, from 1 to ``tokenizer_worker_num`` - 1, used by no other.
         """
         description, tokenizer = await asyncio.to_thread(_read_text_side, config)
-        client = EngineClient(front=front)
-        client.attach(directory)
-        claims = SharedClaims.attach(directory)
+        client: EngineClient | ReplicaClient
+        if config.dp_size == 1:
+            client = EngineClient(front=front)
+            client.attach(directories[0])
+        else:
+            client = ReplicaClient(config, front=front)
+            client.attach(directories)
+        claims = SharedClaims.attach(directories[0])
         engine = cls(config, description, tokenizer, client, info, front=front, claims=claims)
         client.listen(engine)
         return engine
@@ -150,9 +152,19 @@ class AsyncEngine:
         return self._client.failure
 
     @property
-    def directory(self) -> str | None:
-        """Private directory of the sockets of an only core that this front has started, else None."""
-        return self._client.directory if isinstance(self._client, EngineClient) else None
+    def directories(self) -> list[str]:
+        """Private directories of the sockets of the cores that this front has started, by replica."""
+        return self._client.directories
+
+    @property
+    def lost_replicas(self) -> dict[int, str]:
+        """Replicas that are gone while others serve, and why."""
+        return self._client.lost if isinstance(self._client, ReplicaClient) else {}
+
+    def lose_replica(self, replica: int, reason: str) -> None:
+        """The front that has started a replica says that it is gone."""
+        if isinstance(self._client, ReplicaClient):
+            self._client.lose_replica(replica, reason)
 
     @property
     def num_live(self) -> int:

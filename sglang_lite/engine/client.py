@@ -135,9 +135,13 @@ class EngineClient(ControlCalls):
             listener.lose_core(self.failure)
 
     @property
-    def directory(self) -> str | None:
-        """Private directory of the core's sockets, None before the start."""
-        return self._process.directory if self._process is not None else None
+    def directories(self) -> list[str]:
+        """Private directory of the core's sockets, of which the first front has the core's process."""
+        return [] if self._process is None else [self._process.directory]
+
+    def lose_core(self, reason: str) -> None:
+        """The front that has the core's process says that it is gone."""
+        self._lose_core(reason)
 
     @property
     def process_id(self) -> int | None:

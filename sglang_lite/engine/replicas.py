@@ -17,7 +17,7 @@ import msgspec
 from sglang_lite.config import ServerConfig
 from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.engine.client import EngineClient, Listener
-from sglang_lite.engine.control_calls import CALL_TIMEOUT, EngineDeadError
+from sglang_lite.engine.control_calls import CALL_TIMEOUT, FRONT, EngineDeadError
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.launcher import CORE_COMMAND
 from sglang_lite.engine.messages import MemoryTag, PauseMode
@@ -53,21 +53,27 @@ class ReplicaClient:
     Args:
         config: prepared for serving.
         on_progress: called with (message, fraction or a negative number) while the first core starts.
+        front: number of this front; the one that starts the cores is 0.
     """
 
-    def __init__(self, config: ServerConfig, on_progress: Progress | None = None) -> None:
+    def __init__(self, config: ServerConfig, on_progress: Progress | None = None, *, front: int = FRONT) -> None:
         count = config.dp_size
         self._config = config
-        self._clients = [EngineClient(on_progress if index == 0 else None) for index in range(count)]
-        self._loads = ReplicaLoads(count)
+        self._clients = [EngineClient(on_progress if index == 0 else None, front=front) for index in range(count)]
+        self._loads = ReplicaLoads(count, first=front)
         self._choose = chooser(config.load_balance_method, self._loads)
         self._replica_of: dict[int, int] = {}
         self._snapshots = [LoadSnapshot() for _ in range(count)]
         self._listener: ReplicaListener | None = None
         self.failure: str | None = None
 
-    async def start(self, config: str, *, timeout: float | None, command: Sequence[str] = CORE_COMMAND) -> EngineInfo:
+    async def start(
+        self, config: str, *, timeout: float | None, command: Sequence[str] = CORE_COMMAND, fronts: int = 1
+    ) -> EngineInfo:
         """Start all cores and wait until they serve. Each takes the devices behind those of the one before.
+
+        Args:
+            fronts: fronts that the cores answer; the others ``attach`` to them.
 
         Raises:
             StartupError: one of them did not start; none is left behind.
@@ -75,7 +81,7 @@ class ReplicaClient:
         base = ServerConfig.from_json(config)
         step = base.tp_size * base.gpu_id_step
         starts = [
-            client.start(_replica_config(base, index, step).to_json(), timeout=timeout, command=command)
+            client.start(_replica_config(base, index, step).to_json(), timeout=timeout, command=command, fronts=fronts)
             for index, client in enumerate(self._clients)
         ]
         infos = await asyncio.gather(*starts, return_exceptions=True)
@@ -85,6 +91,26 @@ class ReplicaClient:
             raise errors[0]
         ready = [info for info in infos if isinstance(info, EngineInfo)]
         return min(ready, key=lambda info: info.max_total_tokens)
+
+    def attach(self, directories: Sequence[str]) -> None:
+        """Talk to cores that another front has started, over the sockets in ``directories``."""
+        for client, directory in zip(self._clients, directories, strict=True):
+            client.attach(directory)
+
+    @property
+    def directories(self) -> list[str]:
+        """Private directories of the cores' sockets, by replica."""
+        return [directory for client in self._clients for directory in client.directories]
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """Replicas that are gone, and why."""
+        gone = (index for index in range(len(self._clients)) if index not in self._loads.alive)
+        return {index: self._clients[index].failure or "it is gone" for index in gone}
+
+    def lose_replica(self, replica: int, reason: str) -> None:
+        """The front that has a core's process says that it is gone."""
+        self._clients[replica].lose_core(reason)
 
     def listen(self, listener: ReplicaListener) -> None:
         """From now on ``listener`` hears the cores."""

@@ -16,18 +16,19 @@ class ReplicaLoads:
 
     Args:
         count: how many replicas there are.
+        first: the one that the first request in turn goes to; each front begins with another.
 
     Attributes:
         alive: replicas that can take requests, in order.
-        requests: live requests of each, exactly.
+        requests: live requests of each that this front has sent, exactly.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, first: int = 0) -> None:
         self.alive = list(range(count))
         self.requests = [0] * count
         self._reported_tokens = [0] * count
         self._sent_tokens = [0] * count
-        self._next = 0
+        self._next = first
 
     def tokens(self, replica: int) -> int:
         """Tokens that a replica holds or has still to compute; the report in it is about a second old."""

@@ -15,7 +15,7 @@ from sglang_lite.config import ServerConfig
 from sglang_lite.engine.async_engine import AsyncEngine
 from sglang_lite.observability.logs import configure_logging
 from sglang_lite.server.context import Phase, ServerContext
-from sglang_lite.server.front_workers import DRAIN, LOST, READY, FrontMessage
+from sglang_lite.server.front_workers import DRAIN, LOST, LOST_REPLICA, READY, FrontMessage
 from sglang_lite.server.heartbeat import watch_heartbeat
 from sglang_lite.server.peers import Peers
 from sglang_lite.server.run import drain, drain_seconds, listening
@@ -48,10 +48,10 @@ async def _serve() -> int:
     message = msgspec.json.decode(await orders.readline(), type=FrontMessage)
     config = ServerConfig.from_json(message.config).resolved(port=message.port)
     configure_logging(config.log_level)
-    engine = await AsyncEngine.attach(config, message.info, message.directory, message.front)
+    engine = await AsyncEngine.attach(config, message.info, message.directories, message.front)
     try:
         context = ServerContext(engine, launch_command=message.launch_command)
-        context.peers = Peers(message.directory, message.front, config.tokenizer_worker_num)
+        context.peers = Peers(message.directories[0], message.front, config.tokenizer_worker_num)
         gc.collect()
         gc.freeze()
         context.phase = Phase.READY
@@ -59,7 +59,9 @@ async def _serve() -> int:
             sys.stdout.buffer.write(READY)
             sys.stdout.buffer.flush()
             heartbeat = asyncio.create_task(watch_heartbeat(context))
-            order = await orders.readline()
+            while (order := await orders.readline()).startswith(LOST_REPLICA):
+                replica, _, reason = order.removeprefix(LOST_REPLICA).decode().strip().partition(" ")
+                engine.lose_replica(int(replica), reason)
             heartbeat.cancel()
             await stop_listening()
             if order == LOST:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -18,6 +18,8 @@ FRONT_COMMAND = (sys.executable, "-m", "sglang_lite.server.front_process")
 READY = b"ready\n"
 DRAIN = b"drain\n"
 LOST = b"lost\n"
+LOST_REPLICA = b"lost-replica "
+"""Followed by a number, a blank and why."""
 START_SECONDS = 120.0
 END_SECONDS = 5.0
 """How long a front may take to leave once nothing holds it."""
@@ -26,13 +28,14 @@ END_SECONDS = 5.0
 class FrontMessage(msgspec.Struct, frozen=True, kw_only=True):
     """What a further front needs to serve: one line of JSON on its standard input.
 
-    After it come lines: ``drain`` asks to finish what runs and leave, ``lost`` says that the engine core is gone. The
-    end of the input means that the first front is gone: leave at once.
+    After it come lines: ``lost-replica NUMBER WHY`` says that one of several cores is gone, ``drain`` asks to finish
+    what runs and leave, ``lost`` says that the engine core is gone. The end of the input means that the first front is
+    gone: leave at once.
     """
 
     config: str
     info: EngineInfo
-    directory: str
+    directories: list[str]
     front: int
     port: int
     launch_command: str
@@ -44,6 +47,7 @@ class FrontWorkers:
     def __init__(self) -> None:
         self._processes: list[asyncio.subprocess.Process] = []
         self._ending = False
+        self._told: set[int] = set()
 
     async def start(self, messages: Sequence[FrontMessage]) -> None:
         """Start one process a message and wait until all serve.
@@ -83,6 +87,14 @@ class FrontWorkers:
         self._ending = True
         for process in self._processes:
             self._tell(process, LOST)
+
+    def lose_replicas(self, lost: Mapping[int, str]) -> None:
+        """Tell them, once, which of several cores are gone, and why."""
+        for replica in lost.keys() - self._told:
+            self._told.add(replica)
+            reason = " ".join(lost[replica].split())
+            for process in self._processes:
+                self._tell(process, LOST_REPLICA + f"{replica} {reason}\n".encode())
 
     async def wait(self) -> None:
         """Return when all have ended."""

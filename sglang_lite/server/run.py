@@ -135,12 +135,12 @@ async def _serve_engine(
         context = ServerContext(engine, launch_command=launch_command(sys.argv))
         context.engine_infos = sites.engine_infos
         if config.tokenizer_worker_num > 1:
-            context.peers = Peers(str(engine.directory), 0, config.tokenizer_worker_num)
+            context.peers = Peers(engine.directories[0], 0, config.tokenizer_worker_num)
         async with _interface(config)(context) as stop_listening:
             warming = asyncio.create_task(warm_up(context))
             if not await _first(warming, signals.drain):
                 return 0
-            others = asyncio.create_task(workers.start(front_messages(context)))
+            others = asyncio.create_task(workers.start(front_messages(context, engine)))
             if not await _first(others, signals.drain):
                 return 0
             context.startup_seconds["ready"] = time.monotonic() - started_at
@@ -148,7 +148,7 @@ async def _serve_engine(
             heartbeat = asyncio.create_task(watch_heartbeat(context))
             registrations = RouterRegistrations(config, context.port)
             registrations.start()
-            died = await _until_end(context, workers, signals)
+            died = await _until_end(engine, workers, signals)
             heartbeat.cancel()
             # Before the port is closed: what routers send after this finds other servers.
             await _first(asyncio.create_task(registrations.leave()), signals.immediate)
@@ -173,16 +173,16 @@ async def _serve_engine(
         await engine.close()
 
 
-def front_messages(context: ServerContext) -> list[FrontMessage]:
+def front_messages(context: ServerContext, engine: AsyncEngine) -> list[FrontMessage]:
     """What the other front processes of the server have to know, one each; none without ``context.peers``."""
-    engine, config = context.engine, context.config
+    config = context.config
     if context.peers is None:
         return []
     return [
         FrontMessage(
             config=config.to_json(),
             info=engine.info,
-            directory=context.peers.directory,
+            directories=engine.directories,
             front=front,
             port=context.port,
             launch_command=context.launch_command,
@@ -291,9 +291,10 @@ async def warm_up(context: ServerContext) -> None:
     context.phase = Phase.READY
 
 
-async def _until_end(context: ServerContext, workers: FrontWorkers, signals: ShutdownSignals) -> bool:
+async def _until_end(engine: AsyncEngine, workers: FrontWorkers, signals: ShutdownSignals) -> bool:
     """Wait for a signal (False) or the death of the engine or of another front (True)."""
-    while context.engine.is_alive and workers.dead is None:
+    while engine.is_alive and workers.dead is None:
+        workers.lose_replicas(engine.lost_replicas)
         try:
             async with asyncio.timeout(_WATCH_SECONDS):
                 await signals.drain.wait()

@@ -30,10 +30,10 @@ def fronts(chain_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield started
 
 
-def serving(model: Path, folder: Path) -> ServerProcess:
+def serving(model: Path, folder: Path, *more: str) -> ServerProcess:
     words = ["--model-path", str(model), "--served-model-name", "chain", "--max-total-tokens", "65536"]
     server = ServerProcess(
-        [*words, *OPTIONS, "--tokenizer-worker-num", str(FRONTS), "--drain-timeout", "10"], folder / "log"
+        [*words, *OPTIONS, *more, "--tokenizer-worker-num", str(FRONTS), "--drain-timeout", "10"], folder / "log"
     )
     try:
         server.wait_ready()
@@ -63,9 +63,11 @@ async def call(server: ServerProcess, path: str, json: Any = None, method: str =
 
 
 @asynccontextmanager
-async def endless(server: ServerProcess, request_id: str) -> AsyncIterator[aiohttp.ClientResponse]:
+async def endless(
+    server: ServerProcess, request_id: str, replica: int | None = None
+) -> AsyncIterator[aiohttp.ClientResponse]:
     """A stream that has begun."""
-    body = greedy("A", {"max_new_tokens": 1000}, stream=True, rid=request_id)
+    body = greedy("A", {"max_new_tokens": 1000}, stream=True, rid=request_id, routed_dp_rank=replica)
     async with aiohttp.ClientSession() as session, session.post(f"{server.url}/generate", json=body) as response:
         await response.content.readuntil(b"\n\n")
         yield response
@@ -74,6 +76,13 @@ async def endless(server: ServerProcess, request_id: str) -> AsyncIterator[aioht
 def front_processes(server: ServerProcess) -> list[psutil.Process]:
     children = psutil.Process(server.process.pid).children(recursive=True)
     return [child for child in children if "sglang_lite.server.front_process" in child.cmdline()]
+
+
+def core_processes(server: ServerProcess) -> list[psutil.Process]:
+    """In the order in which they were started."""
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    cores = [child for child in children if "sglang_lite.engine.process" in child.cmdline()]
+    return sorted(cores, key=lambda process: process.create_time())
 
 
 def total(text: str, name: str) -> float:
@@ -230,3 +239,28 @@ async def test_the_death_of_one_front_ends_the_server(chain_model: Path, tmp_pat
         assert await asyncio.to_thread(server.wait_exit, 15) == 3
         assert "ended by itself" in server.output
     assert not [process for process in family if process.is_running()]
+
+
+async def test_fronts_share_replicas_and_go_on_without_one(chain_model: Path, tmp_path: Path) -> None:
+    with serving(chain_model, tmp_path, "--dp-size", "2") as server:
+        fronts = front_processes(server)
+        served = [await call(server, "/generate", {**greedy("a"), "routed_dp_rank": turn % 2}) for turn in range(TURNS)]
+        assert {reply.status for reply in served} == {200}
+        assert {reply.json()["text"] for reply in served} == {"é🙂!"}
+        loads = (await call(server, "/v1/loads", method="GET")).json()["loads"]
+        assert [load["dp_rank"] for load in loads] == [0, 1]
+        async with endless(server, "only-once"):
+            taken = [await call(server, "/generate", {**greedy("a"), "rid": "only-once"}) for _ in range(TURNS)]
+            assert {reply.status for reply in taken} == {400}
+            assert (await call(server, "/abort_request", {"rid": "only-once"})).json()["success"] is True
+
+        async with AsyncExitStack() as stack:
+            streams = [await stack.enter_async_context(endless(server, f"dies-{turn}", 1)) for turn in range(6)]
+            core_processes(server)[1].kill()
+            for stream in streams:  # whichever front serves it, the stream ends and says why
+                assert b"replica 1 is gone" in await stream.content.read()
+        assert [one.is_running() for one in fronts] == [True] * len(fronts)
+        for _ in range(TURNS):
+            assert (await call(server, "/generate", greedy("a"))).status == 200
+            named = await call(server, "/generate", {**greedy("a"), "routed_dp_rank": 1})
+            assert (named.status, "replica 1 is gone" in named.text) == (500, True)

@@ -205,7 +205,3 @@ def test_host_that_does_not_exist() -> None:
     for port in (0, 30000):
         with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.1"):
             startup.check_port(ServerConfig(model_path="m", device="cpu", host="203.0.113.1", port=port))
-
-
-def test_several_fronts_do_not_spread_requests_over_replicas() -> None:
-    assert "--tokenizer-worker-num 2" in failure(tokenizer_worker_num=2, dp_size=2)
