@@ -41,8 +41,8 @@ class DecodeEndings:
             if session.task is not None and session.task is not asyncio.current_task(self._worker.loop):
                 session.task.cancel()
             self.report(session, status, reason, message, True)
-            if reason != "closed" and not session.sources:
-                self.refuse(session.rid, session.params, message)
+            if reason != "closed" and not session.sources and self._worker.place.tp_rank == 0:
+                self.refuse(session.rid, session.params, message, (session.group, session.generation))
             return
         session.state = State.FAILED
         session.why, session.over_since = message, self._worker.loop.time()
@@ -62,10 +62,10 @@ class DecodeEndings:
         elif quiesced:
             worker.emit(KVQuiesced(session.key))
 
-    def refuse(self, rid: str, params: TransferParams, message: str) -> None:
+    def refuse(self, rid: str, params: TransferParams, message: str, attempt: tuple[str, int]) -> None:
         """Tell the prefill side of a request that was given up before its prefill rank was known."""
-        now, generation = self._worker.loop.time(), self._table.next_generation()
-        session = DecodeSession(-generation, rid, params, _NO_PAGES, 0, 0, generation, now, now, State.FAILED)
+        now, key = self._worker.loop.time(), -attempt[1]
+        session = DecodeSession(key, rid, params, _NO_PAGES, 0, 0, *attempt, now, now, State.FAILED)
         session.why = message
         if params.room not in self._table.rooms:
             self._table.quarantine(session)
@@ -76,11 +76,12 @@ class DecodeEndings:
         try:
             if self.directory is None:
                 return
-            for found in await self.directory.find(session.params, 0.0, must_fit=False):
-                address = found.address
-                link = worker.link_to(address.rank_ip, address.rank_port, address.instance or "")
-                link.begin(session.key, worker.loop.time())
-                session.sources.append(PrefillSource(found.rank.rank, link, False, None))
+            # One of its ranks tells the others; several would hear of it at different times.
+            found, *_ = await self.directory.find(session.params, 0.0, must_fit=False)
+            address = found.address
+            link = worker.link_to(address.rank_ip, address.rank_port, address.instance or "")
+            link.begin(session.key, worker.loop.time())
+            session.sources.append(PrefillSource(found.rank.rank, link, False, None))
             self.send_aborts(session)
         except (HandshakeError, OSError) as error:
             logger.warning("%s does not hear that its request %s was given up: %s", session.peer, session.rid, error)
@@ -98,7 +99,7 @@ class DecodeEndings:
         worker = self._worker
         source.request_sent = worker.loop.time()
         who = (session.params.room, worker.place.host, worker.port, session.generation, worker.instance)
-        source.link.send(wire.Abort(*who, session.why[:1000], source.link.instance).frames())
+        source.link.send(wire.Abort(*who, session.why[:1000], source.link.instance, session.group).frames())
 
     def look_after(self, now: float) -> None:
         """Sessions in quarantine: send aborts again, and shut out prefill ranks whose hosts have vanished."""

@@ -44,10 +44,27 @@ class DecodeWorker(SessionWorker):
     # From the core's thread.
 
     def open(
-        self, key: int, rid: str, params: TransferParams, pages: Int32Array, num_tokens: int, decode_prefix_len: int
+        self,
+        key: int,
+        rid: str,
+        params: TransferParams,
+        pages: Int32Array,
+        num_tokens: int,
+        decode_prefix_len: int,
+        attempt: tuple[str, int] | None = None,
     ) -> None:
-        """See ``base.DecodeSessions``."""
-        self.call(self._open, key, rid, params, np.array(pages, dtype=np.int32), num_tokens, decode_prefix_len)
+        """See ``base.DecodeSessions``.
+
+        Args:
+            attempt: what ``next_attempt`` of the first rank said, where there are several.
+        """
+        where = np.array(pages, dtype=np.int32)
+        attempt = self.next_attempt() if attempt is None else attempt
+        self.call(self._open, key, rid, params, where, num_tokens, decode_prefix_len, attempt)
+
+    def next_attempt(self) -> tuple[str, int]:
+        """A group and a generation of it that no session had. Any thread may call it."""
+        return self.instance, self._table.next_generation()
 
     def refuse(self, rid: str, params: TransferParams, message: str) -> None:
         """See ``base.DecodeSessions``."""
@@ -74,7 +91,14 @@ class DecodeWorker(SessionWorker):
     # On the loop.
 
     def _open(
-        self, key: int, rid: str, params: TransferParams, pages: Int32Array, num_tokens: int, prefix_len: int
+        self,
+        key: int,
+        rid: str,
+        params: TransferParams,
+        pages: Int32Array,
+        num_tokens: int,
+        prefix_len: int,
+        attempt: tuple[str, int],
     ) -> None:
         if params.host == FAKE_HOST:
             self.emit(KVArrived(key, FirstToken(0)))
@@ -85,10 +109,8 @@ class DecodeWorker(SessionWorker):
             self.emit(KVFailed(key, 400, message, True, "duplicate"))
             return
         now = self.loop.time()
-        generation = self._table.next_generation()
-        session = DecodeSession(
-            key, rid, params, pages, num_tokens, prefix_len, generation, now, now + self.options.bootstrap_timeout
-        )
+        until = now + self.options.bootstrap_timeout
+        session = DecodeSession(key, rid, params, pages, num_tokens, prefix_len, *attempt, now, until)
         self._table.open(session)
         session.task = self.spawn(self._handshake(session))
 
@@ -123,7 +145,7 @@ class DecodeWorker(SessionWorker):
 
     def _refuse(self, rid: str, params: TransferParams, message: str) -> None:
         if params.host != FAKE_HOST:
-            self._endings.refuse(rid, params, message)
+            self._endings.refuse(rid, params, message, self.next_attempt())
 
     def _register(self, link: Link) -> None:
         place, memory = self.place, self.memory
@@ -144,8 +166,8 @@ class DecodeWorker(SessionWorker):
         source.request_sent = now
         who = (session.params.room, self.place.host, self.port, self.instance)
         pages = session.pages if source.sends else None
-        request = wire.Request(*who, pages, source.num_decode_ranks, session.prefix_len, session.generation)
-        source.link.send(request.frames())
+        attempt = (session.prefix_len, session.generation, session.group)
+        source.link.send(wire.Request(*who, pages, source.num_decode_ranks, *attempt).frames())
 
     def on_abort(self, key: int) -> None:
         """See ``SessionWorker``."""

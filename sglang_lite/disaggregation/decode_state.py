@@ -48,7 +48,7 @@ class DecodeSession:
     """One request on the decode side.
 
     Attributes:
-        generation: of this attempt; new for every session of this process.
+        group, generation: of this attempt, the same on all ranks of this server; see ``frames.Request``.
         sources: the prefill ranks, once they are found.
         deadline: of the present state, time of the loop.
         over_since: when it ended without the word that nobody writes any more.
@@ -61,6 +61,7 @@ class DecodeSession:
     pages: Int32Array
     num_tokens: int
     prefix_len: int
+    group: str
     generation: int
     opened: float
     deadline: float

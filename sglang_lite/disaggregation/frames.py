@@ -62,6 +62,7 @@ class Request:
     Attributes:
         pages: int32[n]; None from a rank that only counts.
         required: ranks whose requests the prefill waits for.
+        group: instance of the decode server's first rank, whose generations all its ranks use; default: ``instance``.
     """
 
     room: int
@@ -72,13 +73,27 @@ class Request:
     required: int
     prefix_len: int
     generation: int
+    group: str = ""
+
+    @property
+    def attempt(self) -> tuple[str, int, int]:
+        """The same on all ranks of the decode server."""
+        return self.group or self.instance, self.room, self.generation
 
     def frames(self) -> list[bytes]:
         """Field by field."""
         pages = b"" if self.pages is None else self.pages.astype("<i4").tobytes()
         aux = b"" if self.pages is None else b"0"
         head = [_text(self.room), self.ip.encode(), _text(self.port), self.instance.encode(), pages, aux]
-        return [*head, pack_lists([]), _text(self.required), _text(self.prefix_len), b"", _text(self.generation)]
+        return [
+            *head,
+            pack_lists([]),
+            _text(self.required),
+            _text(self.prefix_len),
+            b"",
+            _text(self.generation),
+            self.group.encode(),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +120,7 @@ class Abort:
 
     Attributes:
         target: the instance that is meant; another one behind its address answers, but ends nothing.
+        group: see ``Request``.
     """
 
     room: int
@@ -114,11 +130,17 @@ class Abort:
     instance: str
     message: str = ""
     target: str = ""
+    group: str = ""
+
+    @property
+    def attempt(self) -> tuple[str, int, int]:
+        """See ``Request``."""
+        return self.group or self.instance, self.room, self.generation
 
     def frames(self) -> list[bytes]:
         """Field by field."""
         head = [ABORT, _text(self.room), self.ip.encode(), _text(self.port), _text(self.generation)]
-        return [*head, self.instance.encode(), self.message.encode(), self.target.encode()]
+        return [*head, self.instance.encode(), self.message.encode(), self.target.encode(), self.group.encode()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +228,7 @@ def decode_for_prefill(frames: list[bytes]) -> Message | None:
         return _register(frames)
     if kind == ABORT:
         _at_least(frames, 6)
-        names = [_string(frame) for frame in frames[5:8]]
+        names = [_string(frame) for frame in frames[5:9]]
         return Abort(_room(frames[1]), _string(frames[2]), _port(frames[3]), _number(frames[4]), *names)
     if kind == AUX_ACK:
         _at_least(frames, 5)
@@ -288,8 +310,9 @@ def _request(frames: list[bytes]) -> Request:
         raise FrameError(f"{required} ranks are required; 1 to 4096 are possible")
     prefix = _number(frames[8]) if len(frames) > 8 and frames[8] else 0
     generation = _number(frames[10]) if len(frames) > 10 else 0
+    group = _string(frames[11]) if len(frames) > 11 else ""
     who = (_string(frames[1]), _port(frames[2]), _string(frames[3]))
-    return Request(_room(frames[0]), *who, pages, required, prefix, generation)
+    return Request(_room(frames[0]), *who, pages, required, prefix, generation, group)
 
 
 def _status(frames: list[bytes]) -> Status:

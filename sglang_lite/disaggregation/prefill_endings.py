@@ -96,8 +96,9 @@ class PrefillEndings:
         worker = self._worker
         name = (abort.instance, abort.room, abort.generation)
         self._waiting.drop(name)
-        is_news = self._table.finished.get(name) is None
-        self._table.finished.put(name, State.FAILED)
+        # The other ranks of the decode server tell the same; the room may be in use again by then.
+        is_news = self._table.attempts.get(abort.attempt) is None
+        self._table.note(name, abort.attempt, State.FAILED)
         try:
             link = worker.link_to(abort.ip, abort.port, abort.instance)
         except OSError as error:

@@ -178,6 +178,9 @@ class PrefillWorker(SessionWorker):
             return
         if self._table.find(name) is not None or self._table.finished.get(name) is not None:
             return  # it was sent again, or comes late
+        if self._table.attempts.get(request.attempt) is not None:
+            self._endings.answer(request, State.FAILED, "peer_failed", "another rank has ended this session")
+            return
         session = self._table.rooms.get(request.room)
         if session is not None:
             self._add(session, request)
@@ -243,7 +246,7 @@ class PrefillWorker(SessionWorker):
                 self.counts["retries"] += 1
                 self._delivery.send_record(session, now)
         for name, request, why in self._waiting.expire(now):
-            self._table.finished.put(name, State.FAILED)
+            self._table.note(name, request.attempt, State.FAILED)
             self._endings.answer(request, State.FAILED, "peer_failed", why)
 
     def on_lost(self, link: Link, is_gone: bool) -> None:

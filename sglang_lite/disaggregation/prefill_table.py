@@ -17,6 +17,7 @@ class PrefillTable:
         rooms, keys: live sessions.
         over: by key, in quarantine.
         finished: how sessions ended, by the name that a decode rank gave them.
+        attempts: ends of a decode server's attempts, of which ranks may still tell.
     """
 
     def __init__(self) -> None:
@@ -24,6 +25,7 @@ class PrefillTable:
         self.keys: dict[int, PrefillSession] = {}
         self.over: dict[int, PrefillSession] = {}
         self.finished: Recent[Name, State] = Recent(MOST_FINISHED)
+        self.attempts: Recent[Name, State] = Recent(MOST_FINISHED)
         self._names: dict[Name, tuple[PrefillSession, Destination]] = {}
 
     def open(self, session: PrefillSession) -> None:
@@ -40,6 +42,11 @@ class PrefillTable:
         """The session of a name, live or in quarantine."""
         return self._names.get(name)
 
+    def note(self, name: Name, attempt: Name, state: State) -> None:
+        """Remember an end."""
+        self.finished.put(name, state)
+        self.attempts.put(attempt, state)
+
     def leave(self, session: PrefillSession) -> None:
         """It is over; its room may be used again."""
         self.keys.pop(session.key, None)
@@ -50,5 +57,5 @@ class PrefillTable:
         self.over.pop(session.key, None)
         for destination in session.destinations:
             self._names.pop(destination.name, None)
-            self.finished.put(destination.name, session.state)
+            self.note(destination.name, destination.request.attempt, session.state)
             destination.decode.link.users.discard(session.key)

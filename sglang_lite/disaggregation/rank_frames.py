@@ -38,6 +38,7 @@ class OpenDecode(msgspec.Struct, frozen=True, array_like=True, tag="open decode"
     pages: bytes
     num_tokens: int
     decode_prefix_len: int
+    attempt: tuple[str, int]
 
 
 class SendPages(msgspec.Struct, frozen=True, array_like=True, tag="send"):

@@ -150,8 +150,9 @@ class RankedDecodeSessions(RankedSessions[DecodeWorker]):
     ) -> None:
         """See ``base.DecodeSessions``."""
         self._merge.open(key)
-        self._own.open(key, rid, params, pages, num_tokens, decode_prefix_len)
-        self._tell(OpenDecode(key, rid, params, pack_pages(pages), num_tokens, decode_prefix_len))
+        attempt = self._own.next_attempt()
+        self._own.open(key, rid, params, pages, num_tokens, decode_prefix_len, attempt)
+        self._tell(OpenDecode(key, rid, params, pack_pages(pages), num_tokens, decode_prefix_len, attempt))
 
     def refuse(self, rid: str, params: TransferParams, message: str) -> None:
         """See ``base.DecodeSessions``: one prefill rank that hears of it is enough."""
@@ -185,10 +186,8 @@ class FollowingSessions:
             case SendPages() if isinstance(worker, PrefillWorker):
                 worker.send(command.key, command.first_page, unpack_pages(command.pages), command.last)
             case OpenDecode() if isinstance(worker, DecodeWorker):
-                where = unpack_pages(command.pages)
-                worker.open(
-                    command.key, command.rid, command.params, where, command.num_tokens, command.decode_prefix_len
-                )
+                where, rest = unpack_pages(command.pages), (command.decode_prefix_len, command.attempt)
+                worker.open(command.key, command.rid, command.params, where, command.num_tokens, *rest)
             case AbortKey():
                 worker.abort(command.key)
             case _:

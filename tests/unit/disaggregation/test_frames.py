@@ -45,7 +45,8 @@ def test_a_transfer_request_has_the_known_fields() -> None:
     request = wire.Request(7, "10.0.0.1", 5000, _NAME, pages, 2, 16, 9)
     frames = request.frames()
     assert frames[:6] == [b"7", b"10.0.0.1", b"5000", _NAME.encode(), b"\1\0\0\0\2\1\0\0", b"0"]
-    assert frames[6:] == [b"\0\0\0\0", b"2", b"16", b"", b"9"]
+    assert frames[6:] == [b"\0\0\0\0", b"2", b"16", b"", b"9", b""]
+    assert request.attempt == (_NAME, 7, 9)
     decoded = wire.decode_for_prefill(frames)
     assert isinstance(decoded, wire.Request) and decoded.pages is not None
     assert decoded.pages.tolist() == [1, 258] and (decoded.required, decoded.prefix_len) == (2, 16)

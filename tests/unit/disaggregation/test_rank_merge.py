@@ -164,7 +164,7 @@ PARAMS = TransferParams("host", 8998, (1 << 63) - 1, 3, "rid")
     "command",
     [
         OpenPrefill(1, "r", PARAMS, 10),
-        OpenDecode(1, "r", PARAMS, b"\1\0\0\0", 10, 4),
+        OpenDecode(1, "r", PARAMS, b"\1\0\0\0", 10, 4, ("first", 9)),
         SendPages(1, 2, b"", None),
         SendPages(1, 2, b"\1\0\0\0", FirstToken(3, 1, 2, 3, -0.5, ((-0.5, 3),), ())),
         AbortKey(5),

@@ -176,6 +176,7 @@ def test_slices_over_the_engines(engine: str) -> None:
             assert isinstance(side.wait(1, seconds=20.0), KVArrived)
         for rank, side in enumerate(servers.decode):
             assert (side.pool == servers.part(servers.whole, rank, 2)).all()
+        assert servers.prefill[0].wait(1) == KVSent(1)
         sent = servers.prefill[0].worker.stats()
         assert sent.spans == 2 * NUM_PAGES * NUM_ROWS
         assert sent.bytes == servers.whole.nbytes
@@ -210,6 +211,10 @@ class Replicas:
         self.decode = Side(RankedDecodeSessions(self.servers.decode[0].worker, decode), self.servers.whole)
         for side in (self.prefill, self.decode):
             side.worker.start()
+        until = time.monotonic() + 10
+        while not all(side.worker.is_registered for side in self.servers.prefill):
+            assert time.monotonic() < until
+            time.sleep(0.005)
 
     def open(self, key: int, room: int, target: list[int]) -> None:
         """On both sides."""
@@ -270,7 +275,7 @@ def test_a_core_that_gives_up_ends_it_on_all_ranks_of_both_sides(replicas: Repli
         side.wait_idle()
     for side in replicas.servers.decode:
         side.pool[:] = 0
-    replicas.run(2, 9)
+    replicas.run(2, 10)
     assert own.worker.stats().failures == {"aborted": 1}
     assert own.worker.stats().quarantined == 0
 
