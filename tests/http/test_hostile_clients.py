@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.chain_model import HIDDEN_SIZE
 from tests.support.server import LocalServer
 
 GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
@@ -127,7 +128,7 @@ ODD_VALUES: list[Any] = [
 NATIVE_FIELDS = """
     text input_ids input_embeds image_data sampling_params rid request_id stream return_logprob logprob_start_len
     top_logprobs_num token_ids_logprob return_text_in_logprobs return_prompt_token_ids return_hidden_states
-    lora_path session_params priority extra_key cache_salt routed_dp_rank data_parallel_rank bootstrap_host
+    lora_path session_id session_params priority extra_key cache_salt routed_dp_rank data_parallel_rank bootstrap_host
     bootstrap_room max_thinking_tokens custom_labels
 """
 SAMPLING_FIELDS = """
@@ -139,7 +140,7 @@ SAMPLING_FIELDS = """
 OPENAI_FIELDS = """
     model max_tokens temperature top_p n stream stream_options logprobs echo best_of user suffix stop seed logit_bias
     presence_penalty frequency_penalty top_k min_p repetition_penalty min_tokens regex response_format stop_token_ids
-    stop_regex no_stop_trim ignore_eos skip_special_tokens rid cache_salt priority
+    stop_regex no_stop_trim ignore_eos skip_special_tokens rid cache_salt priority session_id session_params
 """
 COMPLETION_FIELDS = f"prompt {OPENAI_FIELDS}"
 CHAT_FIELDS = f"""
@@ -185,5 +186,50 @@ async def test_odd_values_of_every_field(server: LocalServer, path: str) -> None
 
     await asyncio.gather(*(send(name, body) for name, body in odd_bodies(path)))
     assert wrong == [], "\n".join(str(w)[:400] for w in wrong)
+    await server.idle()
+    await check_alive(server)
+
+
+SESSION_ROUTES = {
+    "/open_session": ({"capacity_of_str_len": 5}, "capacity_of_str_len session_id streaming timeout"),
+    "/close_session": ({"session_id": "s"}, "session_id"),
+    "/vertex_generate": ({"instances": [{"text": "G"}]}, "instances parameters"),
+    "/classify": ({"text": "A"}, "text input_ids"),
+    "/set_internal_state": ({}, "server_args"),
+    "/resume_memory_occupation": ({}, "tags"),
+}
+
+
+async def test_odd_values_of_sessions_and_vectors(server: LocalServer) -> None:
+    """Nothing is a fault of the server, and nothing stays behind."""
+    sessions = server.context.sessions
+    before, held = len(sessions), sessions.num_bytes
+    session = (await server.post("/open_session", {"capacity_of_str_len": 0})).json()
+    few = {"sampling_params": {"max_new_tokens": 1}}
+    bodies = [
+        ("/generate", {"text": "A", **few, "session_params": {"id": session, name: value}})
+        for name in ("id", "rid", "offset", "replace", "drop_previous_output")
+        for value in ODD_VALUES
+    ]
+    row = [0.0] * HIDDEN_SIZE
+    odd_rows = [[row, value] for value in ODD_VALUES] + [[[*row[1:], value]] for value in ODD_VALUES]
+    bodies += [("/generate", {"input_embeds": rows, **few}) for rows in odd_rows]
+    for path, (base, names) in SESSION_ROUTES.items():
+        bodies += [(path, {**base, name: value}) for name in names.split() for value in ODD_VALUES]
+    gate, wrong, opened = asyncio.Semaphore(32), [], []
+
+    async def send(path: str, body: Any) -> None:
+        async with gate:
+            reply = await server.call("POST", path, data=json.dumps(body).encode())
+        if path == "/open_session" and reply.status == 200:
+            opened.append(reply.json())
+        if reply.status not in (200, 400, 501):
+            wrong.append((path, body, reply.status, reply.text[:200]))
+
+    await asyncio.gather(*(send(path, body) for path, body in bodies))
+    assert wrong == [], "\n".join(str(w)[:400] for w in wrong)
+    for name in (session, *opened):
+        await server.post("/close_session", {"session_id": name})
+    assert (len(sessions), sessions.num_bytes) == (before, held)
     await server.idle()
     await check_alive(server)
