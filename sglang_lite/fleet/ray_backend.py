@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 _WAITING_SECONDS = 30.0
 _KILL_SECONDS = 5.0
+_CONNECT_SECONDS = 5.0
+_HOW_TO_START = "start one with `ray start --head`, and `ray start --address HOST:6379` on the other machines"
 
 
 class ActorServer(ServerProcess):
@@ -104,6 +106,7 @@ class RayBackend:
                 f"--backend ray needs Ray ({error}); install it with: pip install 'sglang-lite[ray]'"
             ) from None
         settings = self._settings
+        await _check_address(settings.address)
         try:
             await asyncio.to_thread(
                 ray.init,
@@ -114,8 +117,7 @@ class RayBackend:
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise StartupError(
-                f"--ray-address {settings.address}: cannot reach a Ray cluster: {_first_line(error)}; "
-                "start one with `ray start --head`, and `ray start --address HOST:6379` on the other machines"
+                f"--ray-address {settings.address}: cannot reach a Ray cluster: {_first_line(error)}; {_HOW_TO_START}"
             ) from None
         self._ray = ray
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -129,6 +131,26 @@ class RayBackend:
         """See ``Backend``."""
         if self._ray is not None:
             await asyncio.to_thread(self._ray.shutdown)
+
+
+async def _check_address(address: str) -> None:
+    """Whether somebody listens at HOST:PORT: Ray itself would try for minutes. Its words, such as auto, are its own.
+
+    Raises:
+        StartupError: nobody does, or the address is one of Ray Client.
+    """
+    if "://" in address:
+        raise StartupError(f"--ray-address {address}: run the fleet on a machine of the cluster and give HOST:PORT")
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit():
+        return
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "no answer"
+        raise StartupError(f"--ray-address {address}: cannot reach a Ray cluster: {reason}; {_HOW_TO_START}") from None
+    writer.close()
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,3 +99,14 @@ async def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(StartupError, match=r"pip install 'sglang-lite\[ray\]'"):
         await RayBackend(RaySettings()).open()
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("127.0.0.1:1", "cannot reach a Ray cluster: .*ray start --head"), ("ray://127.0.0.1:10001", "HOST:PORT")],
+)
+async def test_a_cluster_that_is_not_there(address: str, words: str) -> None:
+    """Known at once, not after Ray has tried for minutes."""
+    async with asyncio.timeout(20):
+        with pytest.raises(StartupError, match=words):
+            await RayBackend(RaySettings(address=address)).open()
