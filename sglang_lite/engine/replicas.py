@@ -10,6 +10,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -207,7 +208,12 @@ class ReplicaClient:
         running = sum(load.num_running for _, load in await self.loads())
         if running:
             raise RequestError(f"the replicas are busy with {running} requests; abort them or wait", field="tags")
-        await self._all(lambda client: client.release_memory(tags))
+        try:
+            await self._all(lambda client: client.release_memory(tags))
+        except RequestError:
+            with suppress(RequestError):  # all of them serve, or none: what the others gave back they take again
+                await self._all(lambda client: client.resume_memory(tags))
+            raise
 
     async def resume_memory(self, tags: tuple[MemoryTag, ...]) -> None:
         """Take memory of every core again."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +62,38 @@ def test_requests_of_one_session_go_to_one_replica_that_lives() -> None:
     assert client.wanted_replica(GenerateRequest(request_id="r")) is None
     loads.alive.remove(1)
     assert {client.wanted_replica(GenerateRequest(request_id="r", affinity=name)) for name in names} == {0, 2, 3}
+
+
+class Releasing:
+    """A core that says what it was told; ``busy`` refuses to give memory back."""
+
+    def __init__(self, busy: bool) -> None:
+        self.busy = busy
+        self.told: list[str] = []
+
+    async def load(self) -> LoadSnapshot:
+        return LoadSnapshot()
+
+    async def release_memory(self, tags: tuple[str, ...]) -> None:
+        self.told.append("release")
+        if self.busy:
+            raise RequestError("the engine is busy")
+
+    async def resume_memory(self, tags: tuple[str, ...]) -> None:
+        self.told.append("resume")
+
+
+async def test_all_replicas_give_memory_back_or_none() -> None:
+    client = ReplicaClient.__new__(ReplicaClient)
+    cores: Any = [Releasing(False), Releasing(True)]
+    client._loads, client._clients, client.failure = ReplicaLoads(2), cores, None
+    client._snapshots = [LoadSnapshot(), LoadSnapshot()]
+    with pytest.raises(RequestError, match="busy"):
+        await client.release_memory(("kv_cache",))
+    assert [core.told for core in cores] == [["release", "resume"]] * 2
+    cores[1].busy = False
+    await client.release_memory(("kv_cache",))
+    assert cores[0].told[2:] == ["release"]
 
 
 def test_a_part_of_a_frame_has_its_own_tokens_and_extras() -> None:
