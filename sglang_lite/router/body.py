@@ -20,6 +20,8 @@ class Head(msgspec.Struct, kw_only=True):
     stream: Any = None
     rid: Any = None
     return_logprob: Any = None
+    routed_dp_rank: Any = None
+    data_parallel_rank: Any = None
     resume_from: msgspec.Raw = _EMPTY
     cache_salt: Any = None
     extra_key: msgspec.Raw = _EMPTY
@@ -102,7 +104,7 @@ def _around_ids(body: bytes) -> Head | None:
 
 
 def with_fields(body: bytes, head: Head, fields: dict[str, Any]) -> bytes:
-    """``body`` with bootstrap fields, which replace those of the caller."""
+    """``body`` with ``fields``; bootstrap fields replace those of the caller."""
     if any(bytes(getattr(head, name)) for name in _BOOTSTRAP):
         return msgspec.json.encode({**msgspec.json.decode(body), **fields})
     start = body.rstrip()[:-1].rstrip()

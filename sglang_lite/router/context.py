@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ from sglang_lite.server.tenants import Tenants
 
 if TYPE_CHECKING:
     from sglang_lite.router.grpc_worker import GrpcWorkers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -114,9 +117,16 @@ class RouterContext:
     def learn(self, worker: Worker, info: Mapping[str, Any]) -> None:
         """Take in what a worker says of itself in ``/server_info``."""
         worker.take_info(dict(info))
+        if self.options.dp_aware and not worker.is_grpc:  # gRPC cannot tell rank 0 from none
+            size = info.get("dp_size")
+            try:
+                self.registry.split(worker, size if isinstance(size, int) else 1)
+            except ValueError as error:
+                logger.error("worker %s stays one worker: %s", worker.url, error)
         policy = self.policies[worker.role]
         if isinstance(policy, CacheAware) and policy.events is not None:
-            policy.events.follow(worker, info)
+            for target in worker.ranks or [worker]:
+                policy.events.follow(target, info)
 
     def choose(self, role: str, workers: Sequence[Worker], prompt: Prompt) -> Worker:
         """One of ``workers``, by the policy of their pool."""

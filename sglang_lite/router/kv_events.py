@@ -74,7 +74,8 @@ class KVEvents:
     def follow(self, worker: Worker, info: Mapping[str, Any]) -> None:
         """Follow a worker that has introduced itself, when it publishes anything; in the event loop."""
         self.forget(worker)
-        sources = sources_of(info, worker.host, self._given.get(worker.url))
+        found = sources_of(info, worker.host, self._given.get(worker.url))
+        sources = [source for source in found if worker.rank in (None, source.rank)]
         if not sources:
             return
         if self._context is None:

@@ -31,6 +31,7 @@ class RouterOptions(PolicyOptions, LimitOptions, AccessOptions, DiscoveryOptions
     pd_disaggregation: bool = option(False, "prefill and decode workers apart")
     prefill: tuple[tuple[str, int | None], ...] = option((), "URL [BOOTSTRAP_PORT], repeatable")
     decode: tuple[str, ...] = option((), "URL, repeatable")
+    dp_aware: bool = option(False, "every data-parallel rank of a server is a worker of its own")
     models: tuple[str, ...] = option((), "models that are served, with workers or (for now) without")
     request_timeout_secs: float = option(300.0, "time to a whole answer, or between two parts of a stream", above=0)
     stale_request_timeout_secs: float = option(600.0, "longest life of a request", above=0)
@@ -70,7 +71,6 @@ class RouterOptions(PolicyOptions, LimitOptions, AccessOptions, DiscoveryOptions
 
 
 REFUSED = (
-    "dp-aware",
     "jwt-issuer",
     "jwt-audience",
     "jwt-jwks-uri",
@@ -150,6 +150,8 @@ def checked(options: RouterOptions) -> RouterOptions:
     if options.migrate_streams and (options.disable_retries or options.is_paired):
         other = "--disable-retries" if options.disable_retries else "prefill and decode workers"
         raise StartupError(f"--migrate-streams: cannot be had with {other}; remove one of them")
+    if options.dp_aware and options.is_paired:
+        raise StartupError("--dp-aware: prefill and decode servers choose their ranks themselves; remove it")
     if regular and options.is_paired:
         raise StartupError("--worker-urls: with prefill and decode workers give --prefill and --decode only")
     check_discovery(options)

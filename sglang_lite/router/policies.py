@@ -122,7 +122,7 @@ class ConsistentHashing(_Stateless):
         self._owners: list[str] = []
 
     def choose(self, workers: Sequence[Worker], prompt: Prompt) -> Worker:
-        by_url = {worker.url: worker for worker in workers}
+        by_url = {worker.name: worker for worker in workers}
         urls = tuple(by_url)
         if urls != self._urls:
             ring = sorted((_point(f"{url}#{number}".encode()), url) for url in urls for number in range(self._POINTS))

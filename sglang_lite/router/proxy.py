@@ -7,6 +7,7 @@ import asyncio
 from aiohttp import web
 
 from sglang_lite.router.call import Call, read_call
+from sglang_lite.router.data_parallel import spread, with_rank
 from sglang_lite.router.errors import RouterError
 from sglang_lite.router.exchange import BROKEN, Reply, exchange, has_begun, whole
 from sglang_lite.router.lease import Lease
@@ -47,9 +48,9 @@ class Attempts:
                 break
             if attempt:
                 call.context.metrics.retries.inc()
-                if worker.url in self._tried:
+                if worker.name in self._tried:
                     await asyncio.sleep(options.backoff(attempt, call.context.generator.random()))
-            self._tried.add(worker.url)
+            self._tried.add(worker.name)
             response = await self._send(worker)
             if response is not None:
                 return response
@@ -61,8 +62,8 @@ class Attempts:
         call = self._call
         workers = call.context.registry.of_model(call.head.model_name)
         regular = [worker for worker in workers if worker.role == "regular"]
-        ready = usable(regular, call.context.now, "no_healthy_workers")
-        fresh = [worker for worker in ready if worker.url not in self._tried] or ready
+        ready = usable(spread(call, regular), call.context.now, "no_healthy_workers")
+        fresh = [worker for worker in ready if worker.name not in self._tried] or ready
         return call.context.choose("regular", fresh, call.prompt)
 
     async def _send(self, worker: Worker) -> web.StreamResponse | None:
@@ -73,7 +74,7 @@ class Attempts:
         call.context.policies["regular"].sent(worker, call.prompt)
         try:
             async with Lease(call.context, worker) as lease:
-                response, reply = await exchange(call, worker, body, lease, moving=moving)
+                response, reply = await exchange(call, worker, with_rank(call, worker, body), lease, moving=moving)
         except RouterError as error:
             if error.code == "stale_request_expired":
                 raise

@@ -37,7 +37,7 @@ class NewWorker(msgspec.Struct, forbid_unknown_fields=True):
 
 def worker_id(worker: Worker) -> str:
     """The same for the same address."""
-    return hashlib.sha256(worker.url.encode()).hexdigest()[:16]
+    return hashlib.sha256(worker.name.encode()).hexdigest()[:16]
 
 
 async def alive(request: web.Request) -> web.Response:
@@ -85,9 +85,9 @@ def _show_workers(context: RouterContext) -> None:
     """Health and breakers, as this process sees them; others do not add theirs."""
     context.metrics.health.clear()
     context.metrics.breaker.clear()
-    for worker in context.registry.workers.values():
-        context.metrics.health.labels(worker.url).set(worker.healthy)
-        context.metrics.breaker.labels(worker.url).set(worker.breaker.state.value)
+    for worker in context.registry.targets():
+        context.metrics.health.labels(worker.name).set(worker.healthy)
+        context.metrics.breaker.labels(worker.name).set(worker.breaker.state.value)
 
 
 async def known_workers(request: web.Request) -> web.Response:
@@ -115,7 +115,7 @@ async def take_over_workers(context: RouterContext) -> None:
 
 async def list_workers(request: web.Request) -> web.Response:
     """Every worker, registered or not."""
-    found = list(request.app[CONTEXT].registry.workers.values())
+    found = request.app[CONTEXT].registry.targets()
     stats = {role: sum(worker.role == role for worker in found) for role in ("prefill", "decode", "regular")}
     return _json({"workers": [_shown(worker) for worker in found], "total": len(found), "stats": stats})
 
@@ -171,7 +171,7 @@ async def show_worker(request: web.Request) -> web.Response:
 
 
 async def remove_worker(request: web.Request) -> web.StreamResponse:
-    """Send nothing more to a worker; requests that it has go on to their end."""
+    """Send nothing more to a worker (with all ranks of its server); requests that it has go on to their end."""
     return await _change(request, _remove)
 
 
@@ -190,7 +190,8 @@ def start_watching(context: RouterContext) -> None:
 
 def _named(request: web.Request) -> Worker:
     name = request.match_info["worker_id"]
-    for worker in request.app[CONTEXT].registry.workers.values():
+    registry = request.app[CONTEXT].registry
+    for worker in (*registry.workers.values(), *registry.targets()):
         if worker_id(worker) == name:
             return worker
     raise RouterError("worker_not_found", "No worker has this id; see /workers.")
@@ -199,7 +200,7 @@ def _named(request: web.Request) -> Worker:
 def _shown(worker: Worker) -> dict[str, Any]:
     return {
         "id": worker_id(worker),
-        "url": worker.url,
+        "url": worker.name,
         "model_id": worker.models[0] if worker.models else None,
         "worker_type": worker.role,
         "is_healthy": worker.healthy,

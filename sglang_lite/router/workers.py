@@ -42,6 +42,9 @@ class Worker:
 
     ``role``, ``bootstrap_port``, ``models`` and ``layout`` (of its KV pages) are the worker's own word once it is
     ``registered``.
+
+    With ``--dp-aware`` a server has ``ranks``, which are the workers that requests go to; the server itself is what is
+    added, watched and removed.
     """
 
     url: str
@@ -59,6 +62,8 @@ class Worker:
     failed_checks: int = 0
     passed_checks: int = 0
     labels: dict[str, str] = field(default_factory=dict)
+    rank: int | None = None
+    ranks: list[Worker] = field(default_factory=list)
     host: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +88,7 @@ class Worker:
     @property
     def name(self) -> str:
         """What tells it from all others; ``url`` is where it is reached."""
-        return self.url
+        return self.url if self.rank is None else f"{self.url}@{self.rank}"
 
     def take_info(self, info: dict[str, Any]) -> None:
         """Learn from the body of ``/server_info``."""
@@ -115,6 +120,8 @@ class Worker:
             self.failed_checks += 1
             if self.failed_checks >= failures:
                 self.healthy = False
+        for rank in self.ranks:
+            rank.healthy = self.healthy
 
 
 def compatible(prefill: Worker, decode: Worker) -> bool:
@@ -129,6 +136,7 @@ class Registry:
         self._limits = limits
         self._on_remove = on_remove
         self._free: list[int] = []
+        self._used = 0
         self.workers: dict[str, Worker] = {}
         self.known_models: set[str] = set()
         self.cell_of: Callable[[str], LoadCell] | None = None
@@ -144,21 +152,54 @@ class Registry:
             raise ValueError(f"worker {url!r} is given twice")
         if role not in ROLES:
             raise ValueError(f"worker_type {role!r}: must be one of {', '.join(ROLES)}")
-        if len(self.workers) >= MAX_WORKERS:
+        if self._used - len(self._free) >= MAX_WORKERS:
             raise ValueError(f"there are {MAX_WORKERS} workers already")
-        index = self._free.pop() if self._free else len(self.workers)
-        worker = Worker(url, index, Breaker(self._limits), role, port, api_key)
-        worker.cell = None if self.cell_of is None else self.cell_of(url)
+        worker = Worker(url, self._index(), Breaker(self._limits), role, port, api_key)
+        worker.cell = None if self.cell_of is None else self.cell_of(worker.name)
         self.workers[url] = worker
         return worker
+
+    def split(self, server: Worker, count: int) -> None:
+        """Make ``count`` ranks of a registered server; for 1 it stays as it is.
+
+        Raises:
+            ValueError: there would be too many workers.
+        """
+        for rank in server.ranks:
+            self._drop(rank)
+        server.ranks = []
+        if count < 2:
+            return
+        if self._used - len(self._free) + count > MAX_WORKERS:
+            raise ValueError(f"{count} ranks are too many: there may be {MAX_WORKERS} workers")
+        for number in range(count):
+            rank = Worker(server.url, self._index(), Breaker(self._limits), server.role, server.bootstrap_port)
+            rank.rank, rank.api_key, rank.models, rank.layout = number, server.api_key, server.models, server.layout
+            rank.registered, rank.healthy, rank.labels = True, server.healthy, server.labels
+            rank.cell = None if self.cell_of is None else self.cell_of(rank.name)
+            server.ranks.append(rank)
 
     def remove(self, url: str) -> Worker | None:
         """Take a worker out; requests that it has go on."""
         worker = self.workers.pop(url.strip().rstrip("/"), None)
         if worker is not None:
-            self._free.append(worker.index)
-            self._on_remove(worker)
+            for one in (worker, *worker.ranks):
+                self._drop(one)
         return worker
+
+    def targets(self) -> list[Worker]:
+        """What requests go to: ranks, and workers without any."""
+        return [target for worker in self.workers.values() for target in worker.ranks or [worker]]
+
+    def _index(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._used += 1
+        return self._used - 1
+
+    def _drop(self, worker: Worker) -> None:
+        self._free.append(worker.index)
+        self._on_remove(worker)
 
     def registered(self) -> list[Worker]:
         """Workers that have introduced themselves."""
