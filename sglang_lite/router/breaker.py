@@ -83,6 +83,12 @@ class Breaker:
             self._successes = 0
         self._probing = False
 
+    def reset(self) -> None:
+        """The worker is another process now."""
+        self.state = BreakerState.CLOSED
+        self._failures = self._successes = 0
+        self._probing = False
+
     def forget(self) -> None:
         """The client left first: that says nothing about the worker, and the next request may probe."""
         self._probing = False

@@ -63,6 +63,7 @@ class RouterContext:
     session: aiohttp.ClientSession = field(init=False)
     grpc_workers: GrpcWorkers | None = None
     siblings: Siblings | None = None
+    suspects: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         options = self.options
@@ -113,6 +114,22 @@ class RouterContext:
     def now(self) -> float:
         """Seconds of a clock that never goes back."""
         return time.monotonic()
+
+    def suspect(self, worker: Worker) -> None:
+        """A request did not reach ``worker``: it is checked at once."""
+        if worker.url in self.suspects:
+            self.suspects[worker.url].set()
+
+    async def suspicion(self, worker: Worker, seconds: float) -> bool:
+        """Wait until ``worker`` is suspected, or for ``seconds``; whether it is."""
+        event = self.suspects[worker.url] = asyncio.Event()
+        try:
+            async with asyncio.timeout(seconds):
+                return await event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self.suspects.pop(worker.url, None)
 
     def learn(self, worker: Worker, info: Mapping[str, Any]) -> None:
         """Take in what a worker says of itself in ``/server_info``."""

@@ -19,6 +19,7 @@ from sglang_lite.router.upstream import Upstream
 from sglang_lite.router.workers import Worker
 
 _RETURNED = ("content-type", "retry-after", "cache-control", "x-accel-buffering", "www-authenticate")
+SHUTTING_DOWN = 503
 BROKEN = "The worker ended before its answer was complete."
 
 
@@ -68,6 +69,8 @@ async def exchange(
                 data = await upstream.read()
                 kept = {name: upstream.headers[name] for name in _RETURNED if name in upstream.headers}
                 lease.judge(upstream.status < 500)
+                if upstream.status == SHUTTING_DOWN:
+                    call.context.suspect(worker)
                 return None, Reply(upstream.status, {**kept, **(extra or {})}, data)
     except TimeoutError:
         if not limit.expired():
@@ -76,6 +79,7 @@ async def exchange(
         raise RouterError("upstream_timeout", f"The worker did not answer within {timeout:g} s.") from None
     except (aiohttp.ClientError, ConnectionError) as error:
         lease.judge(False)
+        call.context.suspect(worker)
         raise RouterError("upstream_unreachable", "The worker could not be reached.") from error
 
 

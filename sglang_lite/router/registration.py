@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -70,12 +71,31 @@ async def _look_after(context: RouterContext, worker: Worker) -> None:
             await asyncio.sleep(options.worker_startup_check_interval)
     logger.info("worker %s is there: %s, models %s", worker.url, worker.role, ", ".join(worker.models))
     while not options.disable_health_check:
-        await asyncio.sleep(options.health_check_interval_secs)
+        suspected = await context.suspicion(worker, options.health_check_interval_secs)
         was = worker.healthy
         passed = await check(context, worker)
+        if suspected and not passed:
+            await _come_back(context, worker)
+            continue
         worker.note_check(passed, options.health_failure_threshold, options.health_success_threshold)
         if was != worker.healthy:
             logger.warning("worker %s is %s", worker.url, "healthy again" if worker.healthy else "not healthy")
+
+
+async def _come_back(context: RouterContext, worker: Worker) -> None:
+    """A worker that requests do not reach any more, nor does a check: ask until it is there again.
+
+    Restarts are short, and the next worker's may follow at once: so this does not wait for the next regular check,
+    nor for a breaker, and what the worker says of itself is read anew.
+    """
+    logger.warning("worker %s is gone", worker.url)
+    worker.healthy, worker.lost = False, True
+    while worker.lost:
+        await asyncio.sleep(context.options.worker_startup_check_interval)
+        if await check(context, worker):
+            with suppress(NotReadyError):
+                await register(context, worker)
+    logger.info("worker %s is back", worker.url)
 
 
 async def check(context: RouterContext, worker: Worker) -> bool:

@@ -57,6 +57,7 @@ class Worker:
     layout: tuple[Any, ...] | None = None
     registered: bool = False
     healthy: bool = False
+    lost: bool = False
     running: int = 0
     cell: LoadCell | None = None
     failed_checks: int = 0
@@ -106,6 +107,9 @@ class Worker:
         self.layout = tuple(cache.get(name) for name in _LAYOUT) if isinstance(cache, dict) else None
         self.registered = True
         self.healthy = True
+        if self.lost:
+            self.lost = False
+            self.breaker.reset()
         self.failed_checks = 0
 
     def note_check(self, passed: bool, failures: int, successes: int) -> None:
@@ -234,9 +238,15 @@ def usable(workers: list[Worker], now: float, none_code: str) -> list[Worker]:
         RouterError: ``none_code`` when none is healthy, breaker_open when only breakers stand in the way.
     """
     healthy = [worker for worker in workers if worker.healthy]
+    ready = [worker for worker in healthy if worker.breaker.allows(now)]
+    if ready:
+        return ready
+    # A worker that was gone at the last look may be back, and a port that is closed costs no time.
+    lost = [worker for worker in workers if worker.lost]
+    for worker in lost:
+        worker.breaker.reset()
+    if lost:
+        return lost
     if not healthy:
         raise RouterError(none_code, "No healthy worker is available; try again later.")
-    ready = [worker for worker in healthy if worker.breaker.allows(now)]
-    if not ready:
-        raise RouterError("breaker_open", "All workers have failed lately and rest; try again later.")
-    return ready
+    raise RouterError("breaker_open", "All workers have failed lately and rest; try again later.")
