@@ -131,6 +131,16 @@ async def test_weights_can_be_replaced_before_the_pool_is_back(saving: LocalServ
     assert (await saving.post(UPDATE, {"model_path": served})).status == 200
 
 
+async def test_every_replica_gives_its_memory_back(chain_model: Path) -> None:
+    options = {"page_size": 16, "max_total_tokens": 4096, "dp_size": 2}
+    async with local_server(chain_model, enable_memory_saver=True, **options) as replicas:
+        bodies = [greedy("pA", {"max_new_tokens": 3}, routed_dp_rank=rank) for rank in (0, 1)]
+        assert (await replicas.post(RELEASE)).status == 200
+        assert (await replicas.post("/generate", bodies[0])).status == 412
+        assert (await replicas.post(RESUME)).status == 200
+        assert [(await replicas.post("/generate", body)).json()["text"] for body in bodies] == ["BCD", "BCD"]
+
+
 @pytest.mark.parametrize("tags", ["kv_cache", ["cuda_graph"], [1], [["weights"]]])
 async def test_unknown_kinds_of_memory(saving: LocalServer, tags: Any) -> None:
     for path in (RELEASE, RESUME):
