@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import uvloop
 import zmq
 
 from sglang_lite.disaggregation.base import Event, SessionStats
@@ -84,7 +85,7 @@ class SessionWorker(abc.ABC):
         self._inbox.setsockopt(zmq.MAXMSGSIZE, _MOST_FRAME_BYTES)
         self.port = bind_inbox(self._inbox, place.host, place.ports)
         self.lease = transport.register(memory.addr, memory.length, memory.location)
-        self.loop = asyncio.new_event_loop()
+        self.loop = uvloop.new_event_loop()
         self.hashing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"{self.name} checksums")
         self._tasks: set[asyncio.Task[None]] = set()
         self._poll_timer: asyncio.TimerHandle | None = None
