@@ -147,8 +147,8 @@ async def _check_address(address: str) -> None:
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except (OSError, TimeoutError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "no answer"
+    except OSError as error:  # a TimeoutError is one
+        reason = error.strerror or "no answer"
         raise StartupError(f"--ray-address {address}: cannot reach a Ray cluster: {reason}; {_HOW_TO_START}") from None
     writer.close()
 

@@ -22,7 +22,7 @@ class Registrar:
     """Tells ``router`` about what is in ``slots``.
 
     Attributes:
-        router_has_left: set when there is no router any more to be told anything.
+        router_has_left: set when the router ends, with nobody to be told anything.
     """
 
     def __init__(self, spec: FleetSpec, router: RouterClient, slots: Sequence[Slot]) -> None:
@@ -43,14 +43,14 @@ class Registrar:
     async def run(self) -> None:
         """Tell the router about replicas that it does not know, such as new ones, or all when it has restarted."""
         unreachable = False
-        while True:
+        while not self.router_has_left:
             self._changed.clear()
             self._tell_prometheus()
             try:
                 await self._register_all()
                 unreachable = False
             except RouterUnreachableError as error:
-                if not unreachable:
+                if not unreachable and not self.router_has_left:
                     logger.warning("the router does not answer, trying on: %s", error)
                 unreachable = True
             complete = all(slot.registered for slot in self._slots)

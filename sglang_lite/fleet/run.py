@@ -76,8 +76,8 @@ async def _live(
             task.cancel()
         await asyncio.gather(*helpers, return_exceptions=True)
         if router is not None:
-            await router.stop(supervisor.at_once)
             supervisor.registrar.router_has_left = True
+            await router.stop(supervisor.at_once)
     finally:
         replicas.cancel()
         try:
