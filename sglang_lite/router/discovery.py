@@ -19,6 +19,7 @@ from sglang_lite.router.workers import Worker
 logger = logging.getLogger(__name__)
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 30.0
+_SHORT_SECONDS = 1.0
 _BROKEN = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -70,6 +71,7 @@ class Pool:
             if registry.workers.get(url) is worker:
                 unwatch(self.context, worker)
                 registry.remove(url)
+                self.context.metrics.lost.inc()
                 logger.info("worker %s is gone from the cluster", url)
         for url, found in wanted.items():
             if url in registry.workers:
@@ -81,6 +83,7 @@ class Pool:
                 continue
             self._ours[url] = worker
             watch(self.context, worker)
+            self.context.metrics.found.inc()
             logger.info("worker %s was found in the cluster", url)
 
 
@@ -94,25 +97,33 @@ async def follow(api: KubernetesApi, pool: Pool, *, first_wait: float = _FIRST_W
     path = resource_path(options.service_discovery_resource, options.service_discovery_namespace)
     version: str | None = None
     failures = 0
+    loop = asyncio.get_running_loop()
     while True:
         try:
             if version is None:
                 objects, version = await api.list(path, pool.selector)
                 pool.replace_all(objects)
+            began = loop.time()
             async for kind, value in api.watch(path, pool.selector, version):
                 failures = 0
                 version = version_of(value) or version
                 pool.take(kind, value)
-            wait = first_wait  # the server ends watches now and then
+            # The server ends watches now and then; one that does so at once is not asked in a hurry.
+            failures = failures + 1 if loop.time() - began < _SHORT_SECONDS else 0
+            wait = _pause(first_wait, failures)
         except _BROKEN as error:
             if isinstance(error, ApiError):
                 version = None
             is_gone = isinstance(error, ApiError) and error.is_gone
-            wait = min(_LONGEST_WAIT, first_wait * 2 ** min(failures, 12))
+            wait = _pause(first_wait, failures)
             failures += 1
             level = logging.DEBUG if is_gone and failures == 1 else logging.WARNING
             logger.log(level, "watching the cluster for %s: %s %s", pool.selector, type(error).__name__, error)
         await asyncio.sleep(wait * (0.5 + 0.5 * pool.context.generator.random()))
+
+
+def _pause(first: float, failures: int) -> float:
+    return min(_LONGEST_WAIT, first * 2.0 ** min(failures, 12))
 
 
 def pools(context: RouterContext) -> Iterator[Pool]:

@@ -31,6 +31,8 @@ class RouterMetrics:
             registry=registry,
         )
         self.moves = Counter("sgl_router_migrated_streams", "Streams that went on elsewhere.", registry=registry)
+        self.found = Counter("smg_discovery_registrations", "Workers found in a cluster.", registry=registry)
+        self.lost = Counter("smg_discovery_deregistrations", "Workers gone from a cluster.", registry=registry)
         self.duration = Histogram(
             "smg_http_request_duration_seconds",
             "Time to the end of an answer.",

@@ -17,7 +17,7 @@ from sglang_lite.types import RequestError
 
 QUEUE_BATCHES = 4096
 QUEUE_BYTES = 64 * 1024 * 1024
-_IDLE_SECONDS = 1.0
+_IDLE_SECONDS = 5.0
 """After a silence the replay is asked whether a batch was missed."""
 _REPLAY_SECONDS = 10.0
 _NUMBER_BYTES = 8

@@ -159,9 +159,10 @@ class RouterRegistrations:
         raise _RefusedError("POST /workers: the answer has no worker_id")
 
     def _introduction(self, url: str) -> dict[str, Any]:
-        """The body of POST /workers. Models and KV layout are what the router asks for at /server_info."""
+        """The body of POST /workers. What it serves beside, and its KV layout, the router asks at /server_info."""
         config = self._config
-        body: dict[str, Any] = {"url": url, "labels": {"instance": self._instance}}
+        labels = {"instance": self._instance, "model_id": config.served_model_name or config.model_path}
+        body: dict[str, Any] = {"url": url, "labels": labels}
         if config.disaggregation_mode in ("prefill", "decode"):
             body["worker_type"] = config.disaggregation_mode
         if config.disaggregation_mode == "prefill":
