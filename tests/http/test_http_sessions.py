@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import aiohttp
@@ -330,3 +331,50 @@ async def test_closing_frees_the_tokens_of_a_session(server: LocalServer) -> Non
     for session in sessions:
         await server.post("/close_session", {"session_id": session})
     assert server.context.sessions.num_bytes == held
+
+
+async def test_sessions_in_turmoil(server: LocalServer) -> None:
+    """Streams, aborts, readers that leave, replacements and closed sessions at once: what is shown fits together, and
+    nothing stays behind."""
+    choice, store = random.Random(7), server.context.sessions
+    before, held = len(store), store.num_bytes
+    sessions = [await opened(server, streaming=index == 0) for index in range(4)]
+    known: dict[str, list[tuple[str, str]]] = {session: [] for session in sessions}
+    wrong: list[str] = []
+
+    async def one(number: int) -> None:
+        session = choice.choice(sessions)
+        parent = choice.choice(known[session]) if known[session] and choice.random() < 0.7 else None
+        body = body_of(session, f"{number} A", choice.choice([1, 3, 200])) | {"rid": f"turmoil{number}"}
+        if session != sessions[0]:
+            body["session_params"] |= {"replace": choice.random() < 0.2}
+            body["session_params"] |= {"rid": parent[0]} if parent is not None else {}
+        how = choice.choice(["whole", "whole", "stream", "abort", "leave"])
+        if how == "leave":
+            async with server.session.post(server.url + "/generate", json=body | {"stream": True}) as response:
+                await response.content.readline()
+            return
+        task = asyncio.create_task(server.post("/generate", body | {"stream": how == "stream"}))
+        if how == "abort":
+            await asyncio.sleep(choice.random() / 50)
+            await server.post("/abort_request", {"rid": f"turmoil{number}"})
+        reply = await task
+        if reply.status == 400:
+            return  # what it continues was replaced, runs still, or the session is busy
+        result = reply.events[-2] if how == "stream" else reply.json()
+        if reply.status != 200 or "error" in result:
+            wrong.append(reply.text[:300])
+            return
+        prompt = shown(result)
+        if session != sessions[0] and prompt != (parent[1] if parent is not None else "") + f"{number} A":
+            wrong.append(f"{prompt!r} continues {parent}")
+        known[session].append((f"turmoil{number}", prompt + result["text"]))
+
+    for start in range(0, 160, 16):
+        await asyncio.gather(*(one(number) for number in range(start, start + 16)))
+    assert wrong == []
+    assert sum(map(len, known.values())) > 40
+    await server.idle()
+    for session in sessions:
+        await server.post("/close_session", {"session_id": session})
+    assert (len(store), store.num_bytes) == (before, held)
