@@ -47,6 +47,7 @@ def chat_body(raw: Mapping[str, Any], body: CountTokensBody) -> dict[str, Any]:
                     "name": tool.name,
                     "description": tool.description or "",
                     "parameters": tool.input_schema,
+                    **({} if tool.strict is None else {"strict": tool.strict}),
                 },
             }
             for tool in body.tools

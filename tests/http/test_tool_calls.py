@@ -104,6 +104,13 @@ async def test_a_strict_schema_that_cannot_be_enforced(calling: LocalServer) -> 
     reply = await calling.post(CHAT, body(tools=declared))
     assert (reply.status, reply.json()["param"]) == (400, "tools")
     assert "tools/0/function/parameters" in reply.json()["message"]
+    for path, other in (
+        ("/v1/messages", {"tools": [{"name": "f", "input_schema": {"not": {}}, "strict": True}], "max_tokens": 6}),
+        ("/v1/responses", {"tools": [{"type": "function", **declared[0]["function"]}], "input": "A"}),
+    ):
+        fields = {"model": "chain", **({"messages": body()["messages"]} if path == "/v1/messages" else {}), **other}
+        reply = await calling.post(path, fields)
+        assert (reply.status, "tools/0/function/parameters" in reply.text) == (400, True), reply.text
     declared[0]["function"]["parameters"] = {"type": "object", "properties": {}}
     reply = await calling.post(CHAT, body(tools=declared))
     assert reply.json()["choices"][0]["message"]["reasoning_content"] == "BCDABC"

@@ -198,10 +198,17 @@ INTERNS1 = CallSyntax(
     quoted=True,
     markers=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
 )
+# The call ends with a token that ends the text, which every grammar allows behind its end.
+HARMONY = CallSyntax(
+    begin="<|channel|>commentary to=functions.%s <|constrain|>json<|message|>",
+    end="",
+    separator="<|start|>assistant",
+    markers=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
+)
 
 _ALL = (
     *(HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, DEEPSEEK_V3, DEEPSEEK_V31),
-    *(KIMI_K2, QWEN3_CODER, GLM47, INTERNS1),
+    *(KIMI_K2, QWEN3_CODER, GLM47, INTERNS1, HARMONY),
 )
 CALL_MARKERS = tuple(dict.fromkeys(marker for syntax in _ALL for marker in syntax.markers))
 """The markers of all formats."""

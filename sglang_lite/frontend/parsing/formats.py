@@ -62,7 +62,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "glm45": _GLM,
     "glm47": ToolFormat(GLM45.parse, syntaxes=(call_syntax.GLM47,)),
     "kimi_k2": ToolFormat(KIMI_K2.parse, counted_id, syntaxes=(call_syntax.KIMI_K2,)),
-    "gpt-oss": ToolFormat(harmony_calls),
+    "gpt-oss": ToolFormat(harmony_calls, syntaxes=(call_syntax.HARMONY,)),
     "pythonic": ToolFormat(PYTHONIC.parse),
     "lfm2": ToolFormat(LFM2.parse),
     "minimax-m2": ToolFormat(MINIMAX_M2.parse),

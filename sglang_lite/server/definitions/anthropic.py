@@ -25,6 +25,7 @@ class AnthropicTool(msgspec.Struct, frozen=True, kw_only=True):
     input_schema: dict[str, Any]
     description: str | None = None
     type: Literal["custom"] | None = None
+    strict: bool | None = None
 
 
 class AnthropicToolChoice(msgspec.Struct, frozen=True, kw_only=True):
