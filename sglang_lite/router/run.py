@@ -102,9 +102,13 @@ def _orphaned(loop: asyncio.AbstractEventLoop, parent: int, drain: asyncio.Event
 
 
 async def wait_idle(context: RouterContext, at_once: asyncio.Event, seconds: float) -> None:
-    """Wait until no worker has a request of ours, ``at_once`` is set or the time is over."""
-    deadline = context.now + seconds
-    while context.leases.total and not at_once.is_set() and context.now < deadline:
+    """Wait until no worker has a request of ours and none waits for its turn, or ``at_once``, or no time."""
+    deadline, admission = context.now + seconds, context.admission
+    while (
+        (context.leases.total or admission.running or admission.waiting)
+        and not at_once.is_set()
+        and context.now < deadline
+    ):
         try:
             await asyncio.wait_for(at_once.wait(), 0.02)
         except TimeoutError:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sglang_lite.router.admission import Admission
 from sglang_lite.router.errors import RouterError
 from sglang_lite.router.options import RouterOptions, checked, parse_options
+from sglang_lite.router.run import wait_idle
 from sglang_lite.server.tenants import Tenant
 from sglang_lite.types import StartupError
 from tests.router.test_proxy import CHAT, CHAT_PATH, code_of
@@ -206,6 +207,17 @@ async def test_streams_are_charged_as_they_go() -> None:
         worker.answer = None
         assert (await router.post(CHAT_PATH, CHAT, headers={"x-tenant": "b"}))[0] == 200
         assert charged.served[charged.slot("b", 1.0)] < 100
+
+
+async def test_the_end_waits_for_those_who_wait() -> None:
+    """With a rate limit requests may wait while none runs; a router that drains serves them."""
+    async with router_over(NullWorker(), rate_limit_tokens_per_second=20) as router:
+        admission = router.context.admission
+        calls = [asyncio.create_task(router.post(CHAT_PATH, CHAT)) for _ in range(24)]
+        await until(lambda: admission.waiting and not admission.running)
+        await wait_idle(router.context, asyncio.Event(), 5)
+        assert (admission.waiting, admission.running) == (0, 0)
+        assert {reply[0] for reply in await asyncio.gather(*calls)} == {200}
 
 
 @settings(max_examples=40, deadline=None)
