@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
+import yaml
 
 from tests.support.prometheus import promtool
 from tests.support.server import ROOT
@@ -23,3 +25,11 @@ def test_configuration() -> None:
     run = subprocess.run([promtool(), "check", "config", "prometheus.yml"], cwd=FOLDER, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "1 rule files found" in run.stdout + run.stderr
+
+
+def test_every_alert_is_explained() -> None:
+    """docs/fleet.md says what to do about each, and names none that does not exist."""
+    groups = yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"]
+    alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+    table = (ROOT / "docs/fleet.md").read_text().partition("| alert | what to do |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(SGLang\w+)`", table)) == alerts
