@@ -25,6 +25,8 @@ async def read_body(request: web.Request) -> bytes:
     if request.content_length is not None and request.content_length > limit:
         raise too_large
     try:
+        if request.content.is_eof():
+            return await request.read()  # it came with the headers: there is nothing to wait for
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except web.HTTPRequestEntityTooLarge:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import string
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -44,7 +43,6 @@ _PREFIXES = {
     "/v1/responses": "resp-",
 }
 _ID = re.compile(r"[!-~]{1,256}")
-_ALPHABET = string.ascii_letters + string.digits
 
 
 @dataclass(slots=True)
@@ -67,7 +65,7 @@ def request_id_of(request: web.Request, names: tuple[str, ...] = (REQUEST_ID,)) 
         given = request.headers.get(name, "")
         if _ID.fullmatch(given):
             return given
-    return _PREFIXES.get(request.path, "req-") + "".join(random.choices(_ALPHABET, k=24))
+    return f"{_PREFIXES.get(request.path, 'req-')}{random.getrandbits(96):024x}"
 
 
 def forwarded_headers(request: web.Request, request_id: str) -> dict[str, str]:
