@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 
 import zmq
@@ -148,12 +149,14 @@ class Subscription:
         try:
             replay.connect(self._source.replay)
             await replay.send_multipart([b"", first.to_bytes(8, "big")])
-            while True:
+            for taken in itertools.count(1):
                 async with asyncio.timeout(_REPLAY_SECONDS):
                     frames = await replay.recv_multipart()
                 if len(frames) != 4 or frames[2] == END_OF_REPLAY:
                     return
                 self._apply(int.from_bytes(frames[2], "big"), frames[3])
+                if taken % _TURN == 0:
+                    await asyncio.sleep(0)
         except TimeoutError:
             logger.warning("KV events of %s: no replay within %g s", self._source.replay, _REPLAY_SECONDS)
         finally:

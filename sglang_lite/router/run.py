@@ -102,7 +102,7 @@ def _orphaned(loop: asyncio.AbstractEventLoop, parent: int, drain: asyncio.Event
 
 
 async def wait_idle(context: RouterContext, at_once: asyncio.Event, seconds: float) -> None:
-    """Wait until no worker has a request of ours and none waits for its turn, or ``at_once``, or no time."""
+    """Wait until no worker has a request of ours and none waits for its turn; ``at_once`` and the time end this."""
     deadline, admission = context.now + seconds, context.admission
     while (
         (context.leases.total or admission.running or admission.waiting)

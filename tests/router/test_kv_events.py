@@ -311,6 +311,39 @@ async def test_a_worker_that_publishes_nothing_is_guessed_about(pair: list[Cache
         assert not router.context.kv_events.is_active
 
 
+async def test_an_address_from_the_command_line(tmp_path: Path) -> None:
+    """For a server that does not say where it publishes."""
+    worker = CachedWorker(tmp_path, "a")
+    endpoints = f"{worker.config.endpoint},{worker.config.replay_endpoint}"
+    worker.info.update(kv_events=None, kv_events_config=None)
+    await worker.server.start_server()
+    try:
+        async with router_over(kv_events_endpoints=(f"{worker.url}={endpoints}",)) as router:
+            assert (await router.post("/workers", {"url": worker.url}))[0] == 202
+            await router.registered(1)
+            worker.hold(list(range(40)))
+            await knows(router, worker, 10)
+            await asked(router, {"input_ids": list(range(40))})
+            policy: Any = router.context.policies["regular"]
+            assert (policy.reason, policy.overlap) == ("match", 10)
+    finally:
+        worker.publisher.close()
+        await worker.server.close()
+
+
+async def test_the_router_answers_while_it_reads_a_long_replay(pair: list[CachedWorker]) -> None:
+    first = pair[0]
+    for number in range(900):
+        first.hold([number * 4 + place for place in range(4)])
+    async with router_over(first) as router:
+        one, events = router.context.registry.workers[first.url], router.context.kv_events
+        turns = 0
+        while events.blocks(one) != 900:
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 900 / 32 / 2, "one turn would be a standstill"
+
+
 async def test_a_new_publisher_starts_from_nothing(pair: list[CachedWorker]) -> None:
     first = pair[0]
     first.hold(list(range(40)))
