@@ -18,6 +18,9 @@ from sglang_lite.router.workers import Worker
 
 logger = logging.getLogger(__name__)
 
+SOURCE = "source"
+"""Label of workers that were found, with the selector that found them."""
+
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 30.0
 _SHORT_SECONDS = 1.0
 _BROKEN = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
@@ -39,7 +42,10 @@ class Pool:
     _ours: dict[str, Worker] = field(default_factory=dict)
 
     def replace_all(self, objects: list[dict[str, Any]]) -> None:
-        """A new list: what is not in it is gone."""
+        """A new list: what is not in it is gone, and so is what another process of this router has found before."""
+        for url, worker in self.context.registry.workers.items():
+            if worker.labels.get(SOURCE) == self._source:
+                self._ours.setdefault(url, worker)
         self._objects = {key_of(value): self._workers_of(value) for value in objects}
         self._settle()
 
@@ -52,6 +58,10 @@ class Pool:
         else:
             return
         self._settle()
+
+    @property
+    def _source(self) -> str:
+        return f"kubernetes {self.selector}"
 
     def _workers_of(self, value: Mapping[str, Any]) -> list[Found]:
         options = self.context.options
@@ -81,6 +91,7 @@ class Pool:
             except ValueError as error:
                 logger.warning("a worker of the cluster cannot be used: %s", error)
                 continue
+            worker.labels = {SOURCE: self._source}
             self._ours[url] = worker
             watch(self.context, worker)
             self.context.metrics.found.inc()

@@ -25,7 +25,7 @@ from tests.support.cluster_api import ClusterApi, pod
 from tests.support.null_workers import NullWorker
 from tests.unit.server.test_security import make_certificate
 
-CLUSTER = {"service_discovery": True, "selector": ("app=x",), "service_discovery_port": 8000}
+CLUSTER: dict[str, Any] = {"service_discovery": True, "selector": ("app=x",), "service_discovery_port": 8000}
 
 
 @asynccontextmanager
@@ -201,6 +201,26 @@ async def test_workers_that_somebody_else_named_are_left_alone(tmp_path: Path) -
         api.put(pod("b", "10.0.0.2"))
         await until(lambda: "10.0.0.2" in hosts(context))
         assert "10.0.0.1" in hosts(context)
+
+
+async def test_workers_that_another_process_found_are_taken_over(tmp_path: Path) -> None:
+    """A process of ``--workers N`` that was started again has the workers of the others, labels and all."""
+    api = ClusterApi()
+    api.put(pod("a", "10.0.0.1"))
+    async with serving(api, tmp_path) as access, KubernetesApi(access) as client:
+        context = RouterContext(checked(RouterOptions(**CLUSTER)))
+        context.session = aiohttp.ClientSession()
+        for host in ("10.0.0.1", "10.0.0.2"):
+            context.registry.add(f"http://{host}:8000").labels = {"source": "kubernetes app=x"}
+        kept = context.registry.workers["http://10.0.0.1:8000"]
+        task = asyncio.create_task(follow(client, Pool(context, "app=x", "regular"), first_wait=0.01))
+        await until(lambda: hosts(context) == {"10.0.0.1"})
+        assert context.registry.workers[kept.url] is kept
+        api.delete("a")
+        await until(lambda: not hosts(context))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await context.close()
 
 
 def test_endpoint_slices() -> None:
