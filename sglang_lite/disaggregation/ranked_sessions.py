@@ -1,7 +1,8 @@
 """The sessions of a replica with several tensor-parallel ranks: rank 0's core speaks to the workers of all of them.
 
-Every rank has its part of every page, in a pool of its own, and moves it itself. Commands reach the other ranks behind
-the plans that were submitted before, so that a rank sends pages only after it has written them.
+Every rank has its part of every page, in a pool of its own, and moves it itself. A command does not wait for the plans
+that the other ranks have still to run: the core sends pages once rank 0 has computed them, and since every layer ends
+with a sum over all ranks, these have written theirs by then.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class RankChannel(Protocol):
         """Of the replica, with rank 0."""
 
     def send_command(self, command: bytes) -> None:
-        """To every other rank, behind what was sent before; never waits. By the thread that submits plans."""
+        """To every other rank, in order; never waits. By the thread that submits plans."""
 
     def listen(self, listener: Callable[[int, bytes], None]) -> None:
         """Call ``listener`` with (rank, answer), in a thread of its own."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import queue
 import shutil
 import signal
 import sys
@@ -26,7 +27,7 @@ from sglang_lite.execution.build import build_runner
 from sglang_lite.execution.executor import StepRunner
 from sglang_lite.execution.parallel_executor import rank_device
 from sglang_lite.execution.placement import placement_of
-from sglang_lite.execution.plan_frames import decode_plan
+from sglang_lite.execution.plan_frames import PlanFrame, decode_plan
 from sglang_lite.execution.rank_launch import RankLaunch, fingerprint, open_store
 from sglang_lite.execution.rank_links import EXTRA, FollowerLink
 from sglang_lite.execution.torch_group import join_group
@@ -110,14 +111,36 @@ def _follow(config: ServerConfig, launch: RankLaunch, store: Store, link: Follow
 
 
 def _run_frames(link: FollowerLink, runner: StepRunner, sessions: FollowingSessions | None) -> None:
-    while True:
-        frames = link.receive()
-        if sessions is not None and frames[0] == EXTRA:
-            sessions.run(frames[1])
-        elif (plan := decode_plan(frames)) is not None:
-            runner.run(plan)
-        else:
-            return
+    receive = link.receive if sessions is None else _PlanReader(link, sessions).receive
+    while (plan := decode_plan(receive())) is not None:
+        runner.run(plan)
+
+
+class _PlanReader:
+    """Reads the link in a thread, so that what concerns sessions does not wait for the plan that runs."""
+
+    def __init__(self, link: FollowerLink, sessions: FollowingSessions) -> None:
+        self._link, self._sessions = link, sessions
+        self._plans: queue.SimpleQueue[PlanFrame | Exception] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="rank-frames", daemon=True).start()
+
+    def receive(self) -> PlanFrame:
+        """The next plan. Raises what reading the others raised."""
+        frames = self._plans.get()
+        if isinstance(frames, Exception):
+            raise frames
+        return frames
+
+    def _read(self) -> None:
+        try:
+            while True:
+                frames = self._link.receive()
+                if frames[0] == EXTRA:
+                    self._sessions.run(frames[1])
+                else:
+                    self._plans.put(frames)
+        except Exception as error:  # raised again by the thread that runs plans, which reports it
+            self._plans.put(error)
 
 
 def _leave_with_parent(directory: str) -> None:

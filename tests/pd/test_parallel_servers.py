@@ -163,9 +163,14 @@ async def test_a_dead_rank_fails_its_requests_on_both_sides(servers: Servers, or
 
 
 def test_latent_rows_go_to_every_rank(tmp_path: Path) -> None:
-    """A decode rank needs all of a row, whatever its heads."""
+    """A decode rank needs all of a row, whatever its heads and experts; servers that end say goodbye."""
     save_checkpoint(CASES["deepseek_v3"], tmp_path)
     pair = new_pair(tmp_path, tmp_path / "logs", 1, 2)
+    pair.sides[DECODE].words += ["--ep-size", "2"]
     with Oracle.of(tmp_path) as oracle, contextlib.closing(pair):
         pair.start()
         asyncio.run(check_answers(pair, oracle))
+        for side in (pair.sides[DECODE], pair.sides[PREFILL]):
+            assert side.terminate() < 10.0
+            assert side.process is not None and side.process.returncode == 0
+            assert "Traceback" not in side.log.read_text()
