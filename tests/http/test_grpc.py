@@ -215,6 +215,29 @@ async def test_openai_streams(clients: GrpcClients, rpc: str, path: str, body: A
         assert text
 
 
+async def test_routes_without_an_rpc_travel_over_complete(clients: GrpcClients) -> None:
+    """Their bodies are those of HTTP; what is no route of this kind is not found, and errors tell the HTTP answer."""
+    complete, body = clients.native.Complete, {"prompt": "ABC"}
+
+    def route(text: str, json_: bytes = b"") -> Any:
+        return complete(pb.OpenAIJsonRequest(json=json_), metadata=(("x-sgl-route", text),))
+
+    (message,) = [item async for item in route("POST /tokenize", json.dumps(body).encode())]
+    assert message.json == (await clients.http.post("/tokenize", body)).body
+    (message,) = [item async for item in route("GET /v1/loads?include=core")]
+    assert set(json.loads(message.json)["loads"][0]) == set(
+        (await clients.http.get("/v1/loads?include=core")).json()["loads"][0]
+    )
+    for wrong in ("GET /metrics", "DELETE /tokenize", "POST /v1/completions", "tokenize", ""):
+        assert (await refused(route(wrong)))[0] is grpc.StatusCode.NOT_FOUND
+    call = route("POST /generate", b'{"text": "A", "sampling_params": {"top_p": 7}}')
+    await refused(call)
+    told = dict(await call.trailing_metadata())
+    expected = await clients.http.post("/generate", {"text": "A", "sampling_params": {"top_p": 7}})
+    assert (told["x-sgl-status"], told["x-sgl-body-bin"]) == (str(expected.status), expected.body)
+    assert told["x-sgl-type"].startswith("application/json")
+
+
 async def test_cancelled_and_late_calls_free_everything(clients: GrpcClients) -> None:
     free = (await clients.http.idle())["available_cache_pages"]
     call = clients.native.TextGenerate(text_request(tokens=1000, stream=True))
