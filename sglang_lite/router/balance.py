@@ -11,8 +11,9 @@ _BEGINNING = 1024
 
 def least_loaded(workers: Sequence[Worker], turn: int) -> Worker:
     """One of the least loaded ones; these take turns, so that requests spread while nothing runs."""
-    low = min(worker.load for worker in workers)
-    idle = [worker for worker in workers if worker.load == low]
+    loads = [worker.load for worker in workers]  # read once: other processes change them meanwhile
+    low = min(loads)
+    idle = [worker for worker, load in zip(workers, loads, strict=True) if load == low]
     return idle[turn % len(idle)]
 
 

@@ -15,9 +15,9 @@ import msgspec
 import psutil
 from aiohttp import web
 
-from sglang_lite.router.balance import by_beginning
+from sglang_lite.router.balance import by_beginning, least_loaded, out_of_balance
 from sglang_lite.router.breaker import BreakerLimits
-from sglang_lite.router.shared_loads import SharedLoads
+from sglang_lite.router.shared_loads import LoadCell, SharedLoads
 from sglang_lite.router.workers import Registry
 from tests.support.null_workers import NullWorker
 from tests.support.server import ROOT, free_port
@@ -174,6 +174,28 @@ def test_shared_loads() -> None:
     table.clear(2)
     assert cells[0, "http://a"].total == 3
     assert table.cell(1, "http://a").total == 3
+
+
+class Restless(LoadCell):
+    """A load that other processes change between two looks."""
+
+    __slots__ = ()
+
+    @property
+    def total(self) -> int:
+        self.add(1)
+        return super().total
+
+
+def test_loads_that_change_while_they_are_compared() -> None:
+    registry = Registry(BreakerLimits(), lambda worker: None)
+    workers = [registry.add(f"http://w{number}") for number in range(2)]
+    for number, worker in enumerate(workers):
+        worker.cell = Restless(memoryview(bytearray(8)).cast("i"), [number], 0)
+    for turn in range(9):
+        assert least_loaded(workers, turn) in workers
+        assert by_beginning(workers, b"x", 0, turn) in workers
+        assert not out_of_balance(workers, 5, 1.5)
 
 
 def test_a_beginning_belongs_to_a_worker() -> None:
