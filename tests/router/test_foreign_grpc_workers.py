@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,10 +13,12 @@ import msgspec
 import pytest
 
 from sglang_lite.router.options import parse_options
+from sglang_lite.router.registration import NotReadyError, register
 from sglang_lite.rpc.generated.sglang.runtime.v1 import sglang_pb2 as pb
 from sglang_lite.rpc.generated.sglang.runtime.v1 import sglang_pb2_grpc
 from sglang_lite.types import StartupError
 from tests.support.null_workers import RouterUnderTest, router_over
+from tests.unit.server.test_security import make_certificate
 
 Script = Callable[[Any, Any], Any]
 
@@ -169,6 +172,30 @@ async def test_codes_become_statuses(code: grpc.StatusCode, status: int) -> None
         got, _, body = await router.post("/v1/chat/completions", {"model": "m"})
         assert got == status
         assert (b"say so" in body) == (status != 502)
+
+
+async def test_workers_with_certificates(tmp_path: Path) -> None:
+    """``grpcs``: the worker is checked, and asks for the router's own certificate."""
+    (worker_chain, worker_key), (router_chain, router_key) = (
+        make_certificate(tmp_path, name) for name in ("worker", "router")
+    )
+    service, server = ScriptedService(), grpc.aio.server()
+    sglang_pb2_grpc.add_SglangServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    pair = (worker_key.read_bytes(), worker_chain.read_bytes())
+    credentials = grpc.ssl_server_credentials([pair], router_chain.read_bytes(), require_client_auth=True)
+    port = server.add_secure_port("localhost:0", credentials)
+    await server.start()
+    known = {"client_cert_path": str(router_chain), "client_key_path": str(router_key)}
+    url = f"grpcs://localhost:{port}"
+    try:
+        async with router_over(urls=(url,), ca_cert_paths=(str(worker_chain),), **known) as router:
+            assert (await router.post("/abort_request", {"rid": "r"}))[0] == 200
+        async with router_over() as strange:  # trusts nobody of this kind
+            assert (await strange.post("/workers", {"url": url}))[0] == 202
+            with pytest.raises(NotReadyError):
+                await register(strange.context, strange.context.registry.workers[url])
+    finally:
+        await server.stop(None)
 
 
 async def test_a_stream_that_breaks_ends_with_an_error() -> None:
