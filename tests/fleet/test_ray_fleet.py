@@ -32,7 +32,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(360)
 def test_pairs_on_two_nodes(cluster: Any, chain_model: Path, tmp_path: Path) -> None:
     """Placed on both nodes; an actor that is killed and a node that is lost are replaced; nothing is left."""
     arguments = ["--backend", "ray", "--ray-address", cluster.address, "--prefill", "1", "--decode", "1"]
@@ -40,7 +40,7 @@ def test_pairs_on_two_nodes(cluster: Any, chain_model: Path, tmp_path: Path) -> 
     with FleetProcess(
         arguments, [*flags, "--disaggregation-transfer-backend", "tcp"], tmp_path, {"RAY_USAGE_STATS_ENABLED": "0"}
     ) as fleet:
-        fleet.wait_ready(seconds=120)
+        fleet.wait_ready()
         first = fleet.workers()
         assert sorted(worker["worker_type"] for worker in first.values()) == ["decode", "prefill"]
         assert {urlsplit(url).hostname for url in first} == {"127.0.0.2", "127.0.0.3"}
@@ -51,7 +51,7 @@ def test_pairs_on_two_nodes(cluster: Any, chain_model: Path, tmp_path: Path) -> 
         actor = family[0].parent()
         assert actor is not None and "ray" in " ".join(actor.cmdline())
         actor.kill()
-        fleet.wait_ready(2, seconds=120)
+        fleet.wait_ready(2)
         wait_gone([actor, *family])
         second = fleet.workers()
         assert victim not in second and len(second) == 2
@@ -60,7 +60,7 @@ def test_pairs_on_two_nodes(cluster: Any, chain_model: Path, tmp_path: Path) -> 
         away = [one for url in second if urlsplit(url).hostname == "127.0.0.3" for one in family_of(url)]
         assert away
         cluster.remove_node(cluster.other, allow_graceful=False)
-        fleet.wait_ready(3, seconds=120)
+        fleet.wait_ready(3)
         wait_gone(away)
         third = fleet.workers()
         assert {urlsplit(url).hostname for url in third} == {"127.0.0.2"} and len(third) == 2

@@ -29,6 +29,9 @@ SELECTOR = re.compile(r"(?<![\w:])((?:sglang[:_]|smg_|sgl_router_)\w+|up)(?:\{([
 FAILURE = {"text": "A", "bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 7}
 
 
+pytestmark = pytest.mark.timeout(300)
+
+
 @pytest.fixture(scope="module")
 def prometheus(chain_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     promtool()  # rather than after servers were started in vain

@@ -65,7 +65,7 @@ class FleetProcess:
         logs = [self._output, *sorted(self.logs.glob("*.log"))]
         return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')}" for log in logs)
 
-    def until(self, what: Callable[[], Any], seconds: float = 60.0) -> Any:
+    def until(self, what: Callable[[], Any], seconds: float = 120.0) -> Any:
         """The first true value of ``what``."""
         deadline = time.monotonic() + seconds
         while not (value := what()):
@@ -74,7 +74,7 @@ class FleetProcess:
             time.sleep(0.05)
         return value
 
-    def wait_ready(self, times: int = 1, seconds: float = 60.0) -> None:
+    def wait_ready(self, times: int = 1, seconds: float = 120.0) -> None:
         """Until the fleet has been complete ``times`` times."""
         self.until(lambda: self._output.read_text(errors="replace").count(READY_LINE) >= times, seconds)
 
