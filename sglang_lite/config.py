@@ -51,6 +51,8 @@ class ServerConfig(
     """Options that nobody knows, kept for /server_info: name with dashes -> its word, or True."""
     ignored_flags: dict[str, Any] = {}
     """Known SGLang options without effect here: name with dashes -> value."""
+    replica: int = 0
+    """Which of the data-parallel replicas a core is; set by who starts the cores."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -87,6 +89,7 @@ class ServerConfig(
         for name in _SECRETS:
             if shown[name] is not None:
                 shown[name] = "******"
+        del shown["replica"]
         return shown
 
 

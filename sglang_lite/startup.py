@@ -331,7 +331,6 @@ def _check_role(config: ServerConfig) -> None:
     """What a prefill or decode server cannot be combined with."""
     mode = config.disaggregation_mode
     excluded = {
-        f"--dp-size {config.dp_size}": config.dp_size > 1,
         f"--speculative-algorithm {config.speculative_algorithm}": config.speculative_algorithm is not None,
         "--disaggregation-decode-enable-radix-cache": config.disaggregation_decode_enable_radix_cache,
         "--disaggregation-decode-enable-offload-kvcache": config.disaggregation_decode_enable_offload_kvcache,

@@ -6,8 +6,10 @@ pages to send or to receive, and takes events from it; neither side ever waits f
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -124,6 +126,22 @@ class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
     pending_checksums: tuple[str, ...] = ()
     completed: int = 0
     pending: int = 0
+
+
+def merge_stats(stats: Sequence[SessionStats]) -> SessionStats | None:
+    """Those of several cores together; None without any."""
+    if len(stats) < 2:
+        return stats[0] if stats else None
+    merged: dict[str, Any] = {}
+    for name in SessionStats.__struct_fields__:
+        values = [getattr(entry, name) for entry in stats]
+        if isinstance(values[0], dict):
+            merged[name] = dict(sum((Counter(value) for value in values), Counter()))
+        elif isinstance(values[0], tuple):
+            merged[name] = tuple(item for value in values for item in value)
+        else:
+            merged[name] = sum(values)
+    return SessionStats(**merged)
 
 
 class Sessions(Protocol):

@@ -49,13 +49,15 @@ def open_worker(config: ServerConfig, memory: PoolMemory | None, rank: int = 0) 
             None if numbers is None else (numbers[0], numbers[-1]),
             tp_rank=rank,
             tp_size=config.tp_size,
+            dp_rank=config.replica,
+            dp_size=config.dp_size,
             kv_replicated=memory.heads is None,
         )
         transport = open_transport(
             config.disaggregation_transfer_backend,
             host=host,
             devices=config.disaggregation_ib_device or "",
-            port=engine_port + rank if engine_port else 0,
+            port=engine_port + config.replica * config.tp_size + rank if engine_port else 0,
         )
         if config.disaggregation_mode == "decode":
             return DecodeWorker(place, memory, transport, options)

@@ -17,6 +17,7 @@ import msgspec
 
 from sglang_lite.config import ServerConfig
 from sglang_lite.configuration.kv_events import KVEventsConfig
+from sglang_lite.disaggregation.base import merge_stats
 from sglang_lite.engine.client import EngineClient, Listener
 from sglang_lite.engine.control_calls import CALL_TIMEOUT, FRONT, EngineDeadError
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
@@ -43,6 +44,7 @@ def _replica_config(base: ServerConfig, index: int, step: int) -> ServerConfig:
     """What differs between replicas: their first device, and where they publish KV events."""
     events = KVEventsConfig.parse(base.kv_events_config)
     return base.resolved(
+        replica=index,
         base_gpu_id=base.base_gpu_id + index * step,
         kv_events_config=None if events is None else msgspec.to_builtins(events.for_replica(index)),
     )
@@ -63,6 +65,7 @@ class ReplicaClient:
         self._clients = [EngineClient(on_progress if index == 0 else None, front=front) for index in range(count)]
         self._loads = ReplicaLoads(count, first=front)
         self._choose = chooser(config.load_balance_method, self._loads)
+        self._follows_rooms = config.load_balance_method == "follow_bootstrap_room"
         self._replica_of: dict[int, int] = {}
         self._snapshots = [LoadSnapshot() for _ in range(count)]
         self._listener: ReplicaListener | None = None
@@ -125,7 +128,12 @@ class ReplicaClient:
         return [client.process_id for client in self._clients]
 
     def wanted_replica(self, request: GenerateRequest) -> int | None:
-        """The replica that the request names, or the one of its affinity among those that live."""
+        """The replica that the request names, or the one of its pair or affinity among those that live.
+
+        The other side of a pair finds the replica by the same rule, where rooms are followed.
+        """
+        if request.replica is None and request.transfer is not None and self._follows_rooms:
+            return request.transfer.room % len(self._clients)
         if request.replica is not None or not request.affinity or not self._loads.alive:
             return request.replica
         return self._loads.alive[zlib.crc32(request.affinity.encode()) % len(self._loads.alive)]
@@ -351,5 +359,6 @@ def merge_loads(loads: Sequence[LoadSnapshot]) -> LoadSnapshot:
         timestamp=max(load.timestamp for load in loads),
         paused=any(load.paused for load in loads),
         cache_hit_rate=sum(load.cache_hit_rate for load in loads) / len(loads),
+        transfers=merge_stats([load.transfers for load in loads if load.transfers is not None]),
         **added,
     )

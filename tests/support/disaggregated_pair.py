@@ -224,12 +224,17 @@ class Pair:
         return {role: asyncio.create_task(self.send(role, body)) for role in SIDES}
 
     async def loads(self, role: str) -> dict[str, Any]:
+        """Of its first replica."""
+        return (await self.all_loads(role))[0]
+
+    async def all_loads(self, role: str) -> list[dict[str, Any]]:
+        """Of every replica."""
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
             session.get(self.sides[role].url + "/v1/loads") as reply,
         ):
-            load: dict[str, Any] = (await reply.json())["loads"][0]
-            return load
+            loads: list[dict[str, Any]] = (await reply.json())["loads"]
+            return loads
 
     async def until(self, role: str, condition: Callable[[dict[str, Any]], bool], seconds: float = 10.0) -> float:
         """Wait until a server's load is as wanted; the seconds that took."""

@@ -121,7 +121,7 @@ def test_prefill_mode_options(options: dict[str, Any], expected: str) -> None:
 @pytest.mark.parametrize(
     ("options", "flag"),
     [
-        ({"dp_size": 2}, "--dp-size 2"),
+        ({"enable_pdmux": True}, "--enable-pdmux"),
         ({"speculative_algorithm": "ngram"}, "--speculative-algorithm ngram"),
         ({"disaggregation_decode_enable_radix_cache": True}, "--disaggregation-decode-enable-radix-cache"),
         ({"disaggregation_fallback": "local"}, "--disaggregation-fallback local"),
