@@ -14,7 +14,7 @@ import zmq.asyncio
 
 from sglang_lite.cache.namespace import EventFormat
 from sglang_lite.router.kv_follow import Follower, Subscription
-from sglang_lite.router.kv_index import BlockIndex, PromptHasher
+from sglang_lite.router.kv_index import CHUNK, BlockIndex, PromptHasher
 from sglang_lite.router.kv_source import Source, sources_of
 from sglang_lite.router.prompt import Prompt
 from sglang_lite.router.workers import Worker
@@ -55,13 +55,14 @@ class KVEvents:
     """The workers that publish KV events.
 
     Args:
-        capacity: blocks of all workers together that are remembered.
+        capacity: blocks of all workers together that are remembered; so are the hashes of as many blocks of prompts.
         given: worker's address -> endpoints of its publisher, from the command line.
     """
 
     def __init__(self, capacity: int, given: Mapping[str, tuple[str, str | None]]) -> None:
         self.index = BlockIndex(capacity)
         self._given = given
+        self._chunks = max(1, capacity // CHUNK)
         self._followed: dict[str, _Followed] = {}
         self._hashers: dict[_Scheme, PromptHasher] = {}
         self._context: zmq.asyncio.Context | None = None
@@ -148,7 +149,7 @@ class KVEvents:
     def _hasher(self, scheme: _Scheme) -> PromptHasher:
         hasher = self._hashers.get(scheme)
         if hasher is None:
-            hasher = self._hashers[scheme] = PromptHasher(*scheme)
+            hasher = self._hashers[scheme] = PromptHasher(*scheme, chunks=self._chunks)
         return hasher
 
 

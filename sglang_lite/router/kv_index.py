@@ -12,8 +12,8 @@ from sglang_lite.cache.block_hash import chain_digests
 from sglang_lite.cache.namespace import EventFormat, hash_scheme, join_namespace
 
 _TOKEN_BYTES = 4
-_CHUNK = 16
-_MEMORY = 4096
+CHUNK = 16
+"""Blocks whose hashes are remembered together."""
 
 
 class BlockIndex:
@@ -99,14 +99,17 @@ class BlockIndex:
 class PromptHasher:
     """Hashes of a prompt's whole blocks, lazily: a chain that is known to nobody is not computed to its end.
 
-    What is computed is kept for a while, in chunks of 16 blocks, as prompts share their beginnings.
+    Hashing is what a look-up costs most, and prompts share their beginnings: what is computed is remembered, in chunks
+    of 16 blocks, the ones used last.
 
     Args:
         block_size: tokens of a block.
         form: how name spaces enter the hashes.
+        chunks: remembered at most; one has some 900 bytes beside its tokens.
     """
 
-    def __init__(self, block_size: int, form: EventFormat = "default") -> None:
+    def __init__(self, block_size: int, form: EventFormat = "default", chunks: int = 4096) -> None:
+        self._chunks = chunks
         self._stride = block_size * _TOKEN_BYTES
         self._form: EventFormat = form
         self._memory: dict[tuple[bytes, bytes], tuple[bytes, tuple[int, ...]]] = {}
@@ -119,7 +122,7 @@ class PromptHasher:
             salt: the request's ``cache_salt``.
         """
         scheme = hash_scheme(join_namespace(salt, ""), self._form)
-        step = self._stride * _CHUNK
+        step = self._stride * CHUNK
         end = len(tokens) - len(tokens) % self._stride
         parent = scheme.start
         for start in range(0, end, step):
@@ -130,7 +133,7 @@ class PromptHasher:
             if known is None:
                 digests = chain_digests(chunk, self._stride // _TOKEN_BYTES, parent)
                 known = (digests[-1], tuple(map(scheme.publish, digests)))
-                if len(self._memory) >= _MEMORY:
+                if len(self._memory) >= self._chunks:
                     del self._memory[next(iter(self._memory))]
             self._memory[key] = known  # the one used last is last
             parent, values = known
