@@ -62,8 +62,9 @@ def cache(runs: int, json_path: Path | None) -> None:
     rows: list[tuple[object, ...]] = []
     for seed in range(runs):
         talks = conversations(seed, GROUPS, USERS, TURNS)
-        for name in names():
-            with workers(4, capacity=per_worker) as urls, RouterProcess(name, urls) as router:
+        for name in (*names(), "ours, 2 processes"):
+            more = ("--workers", "2") if "processes" in name else ()
+            with workers(4, capacity=per_worker) as urls, RouterProcess(name.split(",")[0], urls, *more) as router:
                 rows.append((name, seed, 100 * asyncio.run(hit_rate(router, urls, talks, 16))))
     publish("router-cache", ("router", "seed", "characters found %"), sorted(rows), json_path=json_path)
 
