@@ -6,6 +6,7 @@ pages to send or to receive, and takes events from it; neither side ever waits f
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from sglang_lite.disaggregation.distributions import Distribution, add
 from sglang_lite.types import Int32Array, TransferParams
 
 FAKE_HOST = "2.2.2.2"
@@ -111,6 +113,7 @@ class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
         failures: reason -> sessions that ended with it.
         completed_checksums, pending_checksums: descriptor checksums of transfers: the latest ones, and those under way.
         completed, pending: how many transfers.
+        distributions: name of a histogram -> its sum and counts (``observability.buckets.TRANSFER_BUCKETS``).
     """
 
     unopened: int = 0
@@ -126,6 +129,7 @@ class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
     pending_checksums: tuple[str, ...] = ()
     completed: int = 0
     pending: int = 0
+    distributions: dict[str, Distribution] = {}
 
 
 def merge_stats(stats: Sequence[SessionStats]) -> SessionStats | None:
@@ -135,7 +139,9 @@ def merge_stats(stats: Sequence[SessionStats]) -> SessionStats | None:
     merged: dict[str, Any] = {}
     for name in SessionStats.__struct_fields__:
         values = [getattr(entry, name) for entry in stats]
-        if isinstance(values[0], dict):
+        if name == "distributions":
+            merged[name] = functools.reduce(add, values)
+        elif isinstance(values[0], dict):
             merged[name] = dict(sum((Counter(value) for value in values), Counter()))
         elif isinstance(values[0], tuple):
             merged[name] = tuple(item for value in values for item in value)

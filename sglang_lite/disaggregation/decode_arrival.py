@@ -78,8 +78,10 @@ class Arrival:
         session.state = advance(session.state, State.SUCCESS)
         worker.counts["transfers"] += 1
         worker.counts["spans"] += sum(record.num_pages for record in records)
-        worker.counts["bytes"] += sum(record.num_bytes for record in records)
-        worker.seconds += worker.loop.time() - session.opened
+        num_bytes, seconds = sum(record.num_bytes for record in records), worker.loop.time() - session.opened
+        worker.counts["bytes"] += num_bytes
+        worker.seconds += seconds
+        worker.distributions.observe_transfer(num_bytes, seconds)
         worker.emit(KVArrived(session.key, records[0].first))
 
 

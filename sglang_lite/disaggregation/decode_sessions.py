@@ -84,6 +84,7 @@ class DecodeWorker(SessionWorker):
             seconds=self.seconds,
             retries=count["retries"],
             failures=dict(self.failures),
+            distributions=self.distributions.copy(),
             completed=count["transfers"],
             pending=len(self._table.keys),
         )
@@ -130,6 +131,7 @@ class DecodeWorker(SessionWorker):
             return
         session.sources = sources
         session.state = advance(session.state, State.WAITING_FOR_INPUT)
+        self.distributions.observe("kv_transfer_bootstrap_ms", (self.loop.time() - session.opened) * 1e3)
         session.deadline = now + self.options.waiting_timeout
         for source in sources:
             source.link.begin(session.key, now)

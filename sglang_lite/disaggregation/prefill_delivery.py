@@ -37,6 +37,7 @@ class Delivery:
             return
         if session.state is not State.TRANSFERRING:
             session.state = advance(session.state, State.TRANSFERRING)
+            session.started = self._worker.loop.time()
             for destination in session.destinations:
                 self._endings.answer(destination.request, session.state)
         size = self._worker.memory.page_size
@@ -99,11 +100,14 @@ class Delivery:
     def _succeed(self, session: PrefillSession) -> None:
         worker = self._worker
         session.state = advance(session.state, State.SUCCESS)
-        worker.seconds += worker.loop.time() - session.opened
+        seconds = worker.loop.time() - (session.started or session.aux_sent)
+        worker.seconds += seconds
         worker.counts["transfers"] += 1
         worker.counts["completed"] += len(session.spans)
         self.completed.extend(session.spans)
-        worker.counts["bytes"] += sum(other.num_bytes for other in session.destinations)
+        num_bytes = sum(other.num_bytes for other in session.destinations)
+        worker.counts["bytes"] += num_bytes
+        worker.distributions.observe_transfer(num_bytes, seconds)
         for destination in session.destinations:
             self._endings.answer(destination.request, State.SUCCESS)
         self._table.leave(session)

@@ -85,6 +85,7 @@ class PrefillWorker(SessionWorker):
             seconds=self.seconds,
             retries=count["retries"],
             failures=dict(self.failures),
+            distributions=self.distributions.copy(),
             completed_checksums=tuple(self._delivery.completed),
             pending_checksums=pending,
             completed=count["completed"],
@@ -215,6 +216,7 @@ class PrefillWorker(SessionWorker):
         session.deadline = float("inf")
         for other in session.destinations:
             self._endings.answer(other.request, session.state)
+        self.distributions.observe("kv_transfer_bootstrap_ms", (self.loop.time() - session.opened) * 1e3)
         self.emit(PeerReady(session.key, min(other.request.prefix_len for other in session.destinations)))
         waiting, session.waiting = session.waiting, []
         for first_page, pages in waiting:

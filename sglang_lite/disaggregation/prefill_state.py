@@ -73,6 +73,7 @@ class PrefillSession:
         aux_sent: when the record was sent last; 0 before.
         hashing: checksums that are being computed.
         spans: descriptor checksums of what was submitted.
+        started: when its first pages were submitted, 0 before.
         over_since: when it ended without success.
         is_released: the core uses its pages again, though they may still be read.
         why_late: what it fails with when its deadline passes, where that is known.
@@ -91,6 +92,7 @@ class PrefillSession:
     last: FirstToken | None = None
     next_page: int = 0
     aux_sent: float = 0.0
+    started: float = 0.0
     hashing: int = 0
     spans: list[str] = field(default_factory=list)
     over_since: float = 0.0

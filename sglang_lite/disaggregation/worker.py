@@ -20,6 +20,7 @@ import uvloop
 import zmq
 
 from sglang_lite.disaggregation.base import Event, SessionStats
+from sglang_lite.disaggregation.distributions import Distributions
 from sglang_lite.disaggregation.event_queue import EventQueue
 from sglang_lite.disaggregation.frames import Alive, FrameError
 from sglang_lite.disaggregation.links import Link, LinkTable, Presence, bind_inbox, look
@@ -75,6 +76,7 @@ class SessionWorker(abc.ABC):
         self.counts: collections.Counter[str] = collections.Counter()
         self.failures: collections.Counter[str] = collections.Counter()
         self.seconds = 0.0
+        self.distributions = Distributions()
         self._events: EventQueue[Event] = EventQueue()
         self._put: Callable[[Event], None] = self._events.put
         self._on_tick: Callable[[], None] = lambda: None

@@ -19,3 +19,12 @@ QUEUE_TIME = (
 PHASE = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 COUNT = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 GET_LOADS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
+
+TRANSFER_BUCKETS: dict[str, tuple[float, ...]] = {
+    "kv_transfer_speed_gb_s": (0.1, 0.5, 1, 5, 10, 25, 50, 100, 200, 400),
+    "kv_transfer_latency_ms": (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000),
+    "kv_transfer_bootstrap_ms": (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500),
+    "kv_transfer_alloc_ms": (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500),
+    "kv_transfer_total_mb": (1, 5, 10, 50, 100, 500, 1000, 5000, 10000),
+}
+"""Name -> upper bounds of its buckets; one more bucket has what is above all of them."""

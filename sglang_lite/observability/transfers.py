@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from sglang_lite.observability.buckets import TRANSFER_BUCKETS
 
 
 class SessionsLike(Protocol):
@@ -27,6 +30,8 @@ class SessionsLike(Protocol):
     def retries(self) -> int: ...
     @property
     def failures(self) -> Mapping[str, int]: ...
+    @property
+    def distributions(self) -> Mapping[str, Sequence[float]]: ...
 
 
 def transfer_families(
@@ -67,3 +72,14 @@ def transfer_families(
     for reason, count in stats.failures.items():
         reasons.add_metric([*values, reason], count)
     yield reasons
+    for name, counts in stats.distributions.items():
+        yield _histogram(name, counts, names, values)
+
+
+def _histogram(name: str, counts: Sequence[float], names: Sequence[str], values: Sequence[str]) -> Metric:
+    """Buckets of SGLang's names, which count what is at most their bound."""
+    edges = [*(format(bound, "g") for bound in TRANSFER_BUCKETS[name]), "+Inf"]
+    below = list(zip(edges, itertools.accumulate(counts[1:]), strict=True))
+    family = HistogramMetricFamily(f"sglang:{name}", "Of one transfer.", labels=names)
+    family.add_metric(values, buckets=below, sum_value=counts[0])
+    return family

@@ -28,7 +28,9 @@ def oracle(model: Path) -> Iterator[Oracle]:
 
 @pytest.fixture(scope="module", params=["tcp", "mooncake_tcp", "nixl"])
 def pair(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    pair = Pair(request.param, model, tmp_path_factory.mktemp("pair"), environment=SHORT_WAITS)
+    pair = Pair(
+        request.param, model, tmp_path_factory.mktemp("pair"), environment=SHORT_WAITS, options=["--enable-metrics"]
+    )
     try:
         pair.start()
         yield pair
@@ -253,3 +255,19 @@ async def test_weights_are_not_replaced_while_pages_are_lent(pair: Pair, model: 
     pair.open()
     assert (await calls[DECODE]).status == 200
     await pair.settled()
+
+
+async def test_histograms_of_transfers(pair: Pair) -> None:
+    """SGLang's names on both sides; every completed transfer is in them."""
+    assert (await pair.both(pair.body(prompt_of(95, 20)))[DECODE]).status == 200
+    await pair.settled()
+    async with aiohttp.ClientSession() as session:
+        for role, own in ((PREFILL, "bootstrap_ms"), (DECODE, "alloc_ms")):
+            moved = (await pair.loads(role))["disaggregation"]["transfers"]
+            async with session.get(pair.sides[role].url + "/metrics") as reply:
+                text = await reply.text()
+            for name in ("latency_ms", "speed_gb_s", "total_mb"):
+                count = re.search(rf"^sglang:kv_transfer_{name}_count{{.*}} ([\d.]+)$", text, re.MULTILINE)
+                assert count is not None, name
+                assert float(count[1]) == moved
+            assert f"sglang:kv_transfer_{own}_bucket" in text
