@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from sglang_lite.disaggregation.base import DecodeSessions, KVArrived, KVFailed, KVQuiesced, SessionStats
+from sglang_lite.disaggregation.distributions import Distributions, add
 from sglang_lite.engine.roles import code_of, logprob_record
 from sglang_lite.scheduler.scheduler import Scheduler
 from sglang_lite.types import FinishCode, OutputColumns, RequestColumns, TransferParams
@@ -26,6 +27,8 @@ class DecodeRole:
         self._fallback = fallback
         self._unopened: dict[int, TransferParams] = {}
         self._open: set[int] = set()
+        self._waiting_since: dict[int, float] = {}
+        self._distributions = Distributions()
 
     def admitting(self, columns: RequestColumns) -> None:
         """See ``Role.admitting``."""
@@ -66,7 +69,7 @@ class DecodeRole:
             elif key in self._open:
                 self._open.discard(key)
                 self._sessions.abort(key)
-        self._reserve()
+        self._reserve(now)
 
     def outgoing(self, columns: OutputColumns) -> OutputColumns:
         """See ``Role.outgoing``."""
@@ -78,7 +81,9 @@ class DecodeRole:
 
     def stats(self) -> SessionStats:
         """See ``Role.stats``."""
-        return msgspec.structs.replace(self._sessions.stats(), unopened=len(self._unopened))
+        stats = self._sessions.stats()
+        distributions = add(stats.distributions, self._distributions.copy())
+        return msgspec.structs.replace(stats, unopened=len(self._unopened), distributions=distributions)
 
     def fileno(self) -> int:
         """See ``Role.fileno``."""
@@ -88,14 +93,19 @@ class DecodeRole:
         """See ``Role.close``."""
         self._sessions.close(grace_s)
 
-    def _reserve(self) -> None:
+    def _reserve(self, now: float) -> None:
         """Open sessions in the order of arrival, as far as pages can be spared."""
+        for key in self._unopened.keys() - self._waiting_since.keys():
+            self._waiting_since[key] = now
+        for key in self._waiting_since.keys() - self._unopened.keys():
+            del self._waiting_since[key]
         for key, params in list(self._unopened.items()):
             pages = self._scheduler.reserve_incoming(key)
             if pages is None:
                 return
             del self._unopened[key]
             self._open.add(key)
+            self._distributions.observe("kv_transfer_alloc_ms", (now - self._waiting_since.pop(key)) * 1e3)
             self._sessions.open(key, params.rid, params, pages, self._scheduler.prompt_length(key), 0)
 
     def _arrived(self, event: KVArrived, now: float) -> None:
