@@ -21,10 +21,33 @@ from sglang_lite.engine.reader import RequestReader
 from sglang_lite.engine.result import generation_result, result_options
 from sglang_lite.engine.tokenization import INLINE_CHARACTERS, TokenizationPool
 from sglang_lite.engine.transport import FRONT_SHIFT, ZmqTransport
-from sglang_lite.frontend.request import FinishReason, GenerateRequest, GenerationOutput, TokenLogprobs
+from sglang_lite.frontend.request import (
+    FinishReason,
+    GenerateRequest,
+    GenerationOutput,
+    PromptVectors,
+    TokenLogprobs,
+)
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.types import NO_SEED, LogprobRecord, OutputColumns, RequestError, RequestFlags, SamplingParams
 from tests.unit.engine.fakes import rows
+
+
+def test_vectors_are_cut_with_their_prompt_and_have_a_name_space_of_their_own() -> None:
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    shared = PromptVectors(values)
+    embeds = [shared, shared, PromptVectors(values), None]
+    requests = [GenerateRequest(request_id=str(i), embeds=given, namespace="salt") for i, given in enumerate(embeds)]
+    prompts = [np.zeros(length, np.int32) for length in (4, 3, 4, 2)]
+    columns = build_columns(
+        [
+            Submission(key, request, PreparedPrompt(prompt, 5))
+            for key, (request, prompt) in enumerate(zip(requests, prompts, strict=True))
+        ]
+    )
+    assert {index: len(matrix) for index, matrix in columns.embeds.items()} == {0: 4, 1: 3, 2: 4}
+    names = [columns.extras[index].namespace for index in range(4)]
+    assert names[0] == names[1] and len(set(names)) == 3 and names[3] == "salt"
 
 
 def test_columns_hold_what_the_requests_ask() -> None:

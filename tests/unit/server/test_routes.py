@@ -146,6 +146,17 @@ async def test_an_engine_that_stops_answering_is_unhealthy_until_it_answers_agai
         watch.cancel()
 
 
+async def test_sessions_that_nobody_uses_end_without_a_call() -> None:
+    async with serving(FakeEngine()) as (client, context):
+        opened = await client.post("/open_session", json={"capacity_of_str_len": 10, "timeout": 0.01})
+        assert opened.status == 200
+        watch = asyncio.create_task(watch_heartbeat(context, interval=0, timeout=1))
+        async with asyncio.timeout(5):
+            while len(context.sessions):
+                await asyncio.sleep(0)
+        watch.cancel()
+
+
 async def test_metrics_survive_an_engine_that_does_not_answer() -> None:
     engine = FakeEngine(enable_metrics=True)
     async with serving(engine) as (client, _):
