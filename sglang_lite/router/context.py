@@ -168,6 +168,8 @@ class RouterContext:
             aiohttp.ClientError, ConnectionError: the worker cannot be reached, or breaks its answer off.
         """
         if worker.is_grpc:
+            if self.registry.workers.get(worker.url) is not worker:  # its channel would be nobody's to close
+                raise ConnectionError("the worker was removed")
             return self._grpc_workers().request(worker, method, path, data, headers)
         return self.session.request(method, worker.url + path, data=data, headers=headers, allow_redirects=False)
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from sglang_lite.router.worker_routes import worker_id
 from tests.router.test_migration import check_all_survive
 from tests.support.grpc_server import GrpcClients, grpc_server
 from tests.support.null_workers import RouterUnderTest, router_over
@@ -191,7 +192,7 @@ async def test_request_ids_reach_the_worker(worker: GrpcClients) -> None:
 
 
 async def test_a_worker_that_is_gone(chain_model: Path, worker: GrpcClients) -> None:
-    """Its requests go to the other one; alone it is unreachable, and its breaker opens."""
+    """Its requests go to the other one; alone it is unreachable, and then known to be."""
 
     async def statuses(router: RouterUnderTest, count: int) -> set[int]:
         return {(await post(router, "/v1/chat/completions", CHAT))[0] for _ in range(count)}
@@ -208,11 +209,47 @@ async def test_a_worker_that_is_gone(chain_model: Path, worker: GrpcClients) -> 
         status, headers, body = await post(lonely, "/v1/chat/completions", CHAT)
         assert (status, headers["x-router-error-code"]) == (502, "upstream_unreachable")
         assert b"127.0.0.1" not in body
-        assert (await post(lonely, "/v1/chat/completions", CHAT))[1]["x-router-error-code"] == "breaker_open"
+        again = await post(lonely, "/v1/chat/completions", CHAT)  # the router has noticed
+        assert again[1]["x-router-error-code"] in ("breaker_open", "no_healthy_workers")
         assert lonely.context.leases.total == router.context.leases.total == 0
     finally:
         await both.__aexit__(None, None, None)
         await alone.__aexit__(None, None, None)
+
+
+async def test_many_clients_of_which_some_leave(worker: GrpcClients) -> None:
+    """Everybody who stays gets all of an answer; of those who leave nothing stays, at the router or the worker."""
+    body = {**GENERATE, "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}}
+    whole = ("BCDA" * 10, 40)
+
+    async def client(router: RouterUnderTest, number: int) -> None:
+        streamed = number % 2 == 0
+        async with router.session.post(router.url + "/generate", json={**body, "stream": streamed}) as response:
+            if number % 3 == 0:
+                if number % 4:
+                    await response.content.readany()
+                response.close()
+                return
+            data = await response.read()
+        events = data.removesuffix(b"\n\n").split(b"\n\n") if streamed else [data, b"data: [DONE]"]
+        assert events[-1] == b"data: [DONE]"
+        last = msgspec.json.decode(events[-2].removeprefix(b"data: "))
+        assert (last["text"], last["meta_info"]["completion_tokens"]) == whole
+
+    async with router_over(urls=(url_of(worker),)) as router:
+        await asyncio.gather(*(client(router, number) for number in range(120)))
+        await idle(worker)
+        async with asyncio.timeout(2):
+            while router.context.leases.total:
+                await asyncio.sleep(0.005)
+        (found,) = router.context.registry.registered()
+        assert found.load == 0 and found.breaker.state.name == "CLOSED"
+        links = router.context.grpc_workers
+        assert links is not None and [link.users for link in links._links.values()] == [0]
+        await router.session.delete(f"{router.url}/workers/{worker_id(found)}")
+        assert links._links == {}
+        with pytest.raises(ConnectionError):
+            router.context.request(found, "GET", "/health")
 
 
 async def test_streams_go_on_at_another_worker(chain_model: Path) -> None:
@@ -224,4 +261,9 @@ async def test_streams_go_on_at_another_worker(chain_model: Path) -> None:
             grpc_server(chain_model, grammar_backend="xgrammar") as other,
             router_over(urls=(url_of(one), url_of(other)), policy="round_robin", migrate_streams=True) as router,
         ):
-            await check_all_survive(router, lambda: [core.send_signal(signal.SIGKILL) for core in cores])
+
+            def kill() -> None:
+                for core in cores:
+                    core.send_signal(signal.SIGKILL)
+
+            await check_all_survive(router, kill)
