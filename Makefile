@@ -19,7 +19,13 @@ demo: $(VENV)/.demo
 	KEEP_RUNNING=$(KEEP_RUNNING) $(BIN)/python -m sglang_lite.demo
 
 test: $(VENV)/.test
+ifeq ($(strip $(PYTEST)),)
+	$(BIN)/python -m pytest -n $(JOBS) --ignore tests/pd
+	# Pairs of real servers, whose time matters: one after the other, with nothing else beside them.
+	$(BIN)/python -m pytest tests/pd
+else
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
+endif
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
