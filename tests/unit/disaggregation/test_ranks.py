@@ -10,94 +10,15 @@ import numpy as np
 import pytest
 
 from sglang_lite.disaggregation.base import FirstToken, KVArrived, KVFailed, KVQuiesced, KVSent, PeerReady
-from sglang_lite.disaggregation.bootstrap_server import bootstrap_site
-from sglang_lite.disaggregation.decode_sessions import DecodeWorker
-from sglang_lite.disaggregation.pairing import heads_of
-from sglang_lite.disaggregation.pool_memory import HeadLayout, PoolMemory
-from sglang_lite.disaggregation.prefill_sessions import PrefillWorker
 from sglang_lite.disaggregation.ranked_sessions import (
     FollowingSessions,
     RankedDecodeSessions,
     RankedPrefillSessions,
 )
-from sglang_lite.disaggregation.worker import Place
-from sglang_lite.transfer.base import KVTransport
 from sglang_lite.transfer.factory import open_transport
-from sglang_lite.transfer.tcp import TcpTransport
 from sglang_lite.types import TransferParams
-from tests.support.session_pair import FAST, PAGE_SIZE, Side, SiteThread
-
-NUM_PAGES, NUM_ROWS, WIDTH = 16, 6, 8
-
-
-class Servers:
-    """The ranks of a prefill and of a decode server.
-
-    Args:
-        total: heads of the model; 0 when every rank has the same rows.
-
-    Attributes:
-        whole: uint8[pages, rows, heads, width] of all heads, on the prefill side.
-    """
-
-    def __init__(
-        self,
-        prefill_size: int,
-        decode_size: int,
-        total: int,
-        transport: Callable[[str], KVTransport] = TcpTransport,
-        *,
-        start: bool = True,
-    ) -> None:
-        self._total, self._transport, self._start = total, transport, start
-        self.site = SiteThread(bootstrap_site("127.0.0.1", 0))
-        shape = (NUM_PAGES, NUM_ROWS, max(1, total), WIDTH)
-        self.whole = np.random.default_rng(3).integers(1, 255, shape, dtype=np.uint8)
-        self.prefill = [self._rank(PrefillWorker, rank, prefill_size) for rank in range(prefill_size)]
-        self.decode = [self._rank(DecodeWorker, rank, decode_size) for rank in range(decode_size)]
-        for side in self.prefill:
-            side.pool[:] = self.part(self.whole, self.prefill.index(side), prefill_size)
-
-    def part(self, whole: np.ndarray, rank: int, size: int) -> np.ndarray:
-        """A rank's heads."""
-        heads = heads_of(max(1, self._total), size, rank)
-        return whole if not self._total else whole[:, :, heads.first : heads.first + heads.count]
-
-    def _rank(self, kind: type, rank: int, size: int) -> Side:
-        pool = np.zeros_like(np.ascontiguousarray(self.part(self.whole, rank, size)))
-        heads = HeadLayout(self._total, heads_of(self._total, size, rank), WIDTH) if self._total else None
-        page_bytes = pool[0].nbytes
-        memory = PoolMemory(pool.ctypes.data, NUM_PAGES, page_bytes, PAGE_SIZE, "bfloat16", "all", heads=heads)
-        place = Place("127.0.0.1", None, rank, size, kv_replicated=not self._total)
-        transport = self._transport("127.0.0.1")
-        if kind is PrefillWorker:
-            worker: PrefillWorker | DecodeWorker = PrefillWorker(
-                place, memory, transport, FAST, ("127.0.0.1", self.site.site.port)
-            )
-        else:
-            worker = DecodeWorker(place, memory, transport, FAST)
-        if self._start:
-            worker.start()
-        return Side(worker, pool)
-
-    def open(self, key: int, room: int, num_pages: int, target: list[int]) -> None:
-        """On all ranks."""
-        params = TransferParams("127.0.0.1", self.site.site.port, room)
-        where = np.array(target, dtype=np.int32)
-        for side in self.decode:
-            side.worker.open(key, f"r{room}", params, where, num_pages * PAGE_SIZE, 0)
-        for side in self.prefill:
-            side.worker.open(key, f"r{room}", params, num_pages * PAGE_SIZE)
-
-    def send(self, key: int, source: list[int]) -> None:
-        """All of it, from all ranks."""
-        for side in self.prefill:
-            side.worker.send(key, 0, np.array(source, dtype=np.int32), FirstToken(key))
-
-    def close(self) -> None:
-        for side in (*self.prefill, *self.decode):
-            side.worker.close(1.0)
-        self.site.close()
+from tests.support.session_pair import PAGE_SIZE, Side
+from tests.support.session_ranks import NUM_PAGES, Servers
 
 
 @pytest.fixture
@@ -178,7 +99,7 @@ def test_slices_over_the_engines(engine: str) -> None:
             assert (side.pool == servers.part(servers.whole, rank, 2)).all()
         assert servers.prefill[0].wait(1) == KVSent(1)
         sent = servers.prefill[0].worker.stats()
-        assert sent.spans == 2 * NUM_PAGES * NUM_ROWS
+        assert sent.spans == 2 * NUM_PAGES * 6
         assert sent.bytes == servers.whole.nbytes
 
 
