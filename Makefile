@@ -18,10 +18,10 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 demo: $(VENV)/.demo
 	KEEP_RUNNING=$(KEEP_RUNNING) $(BIN)/python -m sglang_lite.demo
 
+# Pairs of real servers run last, one after the other with nothing else beside them: their time matters.
 test: $(VENV)/.test
 ifeq ($(strip $(PYTEST)),)
 	$(BIN)/python -m pytest -n $(JOBS) --ignore tests/pd
-	# Pairs of real servers, whose time matters: one after the other, with nothing else beside them.
 	$(BIN)/python -m pytest tests/pd
 else
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
