@@ -1,7 +1,8 @@
 """sglang-lite: serve large language models with the SGLang interfaces, in pure Python.
 
-``Engine`` generates in this process without a server; ``AsyncEngine`` streams and drives a core process. Both are
-loaded on first use, so that importing the package stays cheap.
+``Engine`` generates in this process without a server, ``DisaggregatedEngine`` with a prefill and a decode side;
+``AsyncEngine`` streams and drives a core process. They are loaded on first use, so that importing the package stays
+cheap.
 """
 
 from __future__ import annotations
@@ -12,16 +13,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sglang_lite.config import ServerConfig as ServerConfig
     from sglang_lite.engine.async_engine import AsyncEngine as AsyncEngine
+    from sglang_lite.engine.local_pair import DisaggregatedEngine as DisaggregatedEngine
     from sglang_lite.engine.offline import Engine as Engine
     from sglang_lite.frontend.request import GenerateRequest as GenerateRequest
     from sglang_lite.types import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["AsyncEngine", "Engine", "GenerateRequest", "SamplingParams", "ServerConfig", "__version__"]
+__all__ = [
+    "AsyncEngine",
+    "DisaggregatedEngine",
+    "Engine",
+    "GenerateRequest",
+    "SamplingParams",
+    "ServerConfig",
+    "__version__",
+]
 
 _LAZY = {
     "AsyncEngine": "sglang_lite.engine.async_engine",
+    "DisaggregatedEngine": "sglang_lite.engine.local_pair",
     "Engine": "sglang_lite.engine.offline",
     "GenerateRequest": "sglang_lite.frontend.request",
     "SamplingParams": "sglang_lite.types",

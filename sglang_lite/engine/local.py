@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import threading
 from collections.abc import Callable
 
+from sglang_lite.disaggregation.event_queue import EventQueue
 from sglang_lite.engine.frames import Command, ControlEvent
 from sglang_lite.types import OutputColumns
 
@@ -44,3 +47,38 @@ class LocalTransport:
     def send(self, event: ControlEvent, front: int | None = None) -> None:
         """See ``Transport.send``; there is only one front."""
         self._on_event(event)
+
+
+class WatchingTransport(LocalTransport):
+    """One whose waits end as well when something else has happened.
+
+    Args:
+        watched: a descriptor that is readable then.
+    """
+
+    def __init__(
+        self,
+        on_output: Callable[[OutputColumns], None],
+        on_event: Callable[[ControlEvent], None],
+        watched: int,
+    ) -> None:
+        super().__init__(on_output, on_event)
+        self._queue: EventQueue[Command] = EventQueue()
+        self._poller = select.poll()
+        for readable in (watched, self._queue.fileno()):
+            self._poller.register(readable, select.POLLIN)
+
+    def put(self, command: Command) -> None:
+        """See ``LocalTransport.put``."""
+        with contextlib.suppress(OSError):  # it was closed: nobody would take it
+            self._queue.put(command)
+
+    def receive(self, timeout: float | None) -> list[Command]:
+        """See ``Transport.receive``."""
+        if timeout != 0:
+            self._poller.poll(None if timeout is None else timeout * 1000)
+        return self._queue.take()
+
+    def close(self) -> None:
+        """Nobody receives any more."""
+        self._queue.close()

@@ -26,7 +26,7 @@ from sglang_lite.engine.frames import ControlEvent, Keys
 from sglang_lite.engine.grammar_front import grammar_compiler, require_compiler
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.limits import PreparedPrompt, prepare_prompt
-from sglang_lite.engine.local import LocalTransport
+from sglang_lite.engine.local import LocalTransport, WatchingTransport
 from sglang_lite.engine.messages import (
     Abort,
     Finish,
@@ -39,13 +39,14 @@ from sglang_lite.engine.messages import (
     UnloadAdapter,
 )
 from sglang_lite.engine.offline_requests import CallOptions, SamplingInput, build_requests
-from sglang_lite.engine.parts import Build
+from sglang_lite.engine.parts import Build, CoreParts
 from sglang_lite.engine.result import ResultOptions, generation_result, result_options
+from sglang_lite.engine.roles import Role
 from sglang_lite.frontend.output import OutputProcessor, SequenceState
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.models.adapter_settings import NamedAdapter, adapter_settings
-from sglang_lite.types import OutputColumns, RequestError, StartupError
+from sglang_lite.types import OutputColumns, RequestColumns, RequestError, StartupError
 
 Result = dict[str, Any]
 _Call = tuple[GenerateRequest, PreparedPrompt]
@@ -88,6 +89,9 @@ class Engine:
         StartupError: the configuration cannot be served.
     """
 
+    _is_paired = False
+    """The class makes a partner for a core with a role."""
+
     def __init__(self, config: ServerConfig | None = None, *, build: Build = build_core_parts, **options: Any) -> None:
         given = config if config is not None else ServerConfig(**options)
         if config is not None and options:
@@ -101,6 +105,11 @@ class Engine:
             raise StartupError(
                 "--kv-events-config: an engine in this process publishes none; use AsyncEngine or a server"
             )
+        if given.is_disaggregated and not self._is_paired:
+            raise StartupError(
+                f"--disaggregation-mode {given.disaggregation_mode}: an engine in this process has no partner; use "
+                f"DisaggregatedEngine, which is both, or servers"
+            )
         self.config = startup.prepare(given)
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
@@ -110,9 +119,13 @@ class Engine:
         self._executor = parts.executor
         self._processor = OutputProcessor(self.tokenizer, stream_interval=self.config.stream_interval)
         self._mailbox = _Mailbox()
-        self._transport = LocalTransport(self._take_output, self._mailbox.put)
+        role = self._role = self._make_role(parts)
+        callbacks = self._take_output, self._mailbox.put
+        self._transport = (
+            LocalTransport(*callbacks) if role is None else WatchingTransport(*callbacks, watched=role.fileno())
+        )
         self._core = EngineCore(
-            parts.scheduler, parts.executor, self._transport, depth=parts.depth, grammars=parts.grammars
+            parts.scheduler, parts.executor, self._transport, depth=parts.depth, grammars=parts.grammars, role=role
         )
         self.adapters = AdapterRegistry(adapter_settings(self.config))
         self._compiler = grammar_compiler(self.config, self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
@@ -237,9 +250,12 @@ class Engine:
         with self._stepping:
             if not self._closed:
                 self._closed = True
-                self._executor.close()
+                self._close_core()
                 if self._compiler is not None:
                     self._compiler.close()
+
+    def _close_core(self) -> None:
+        self._executor.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -271,8 +287,16 @@ class Engine:
         except (RequestError, OverflowError, TypeError, ValueError):
             self._forget(sequences)
             raise
-        self._transport.put(columns)
+        self._admit(columns)
         return sequences
+
+    def _make_role(self, parts: CoreParts) -> Role | None:
+        """The role of the core under prefill/decode disaggregation."""
+        del parts
+        return None
+
+    def _admit(self, columns: RequestColumns) -> None:
+        self._transport.put(columns)
 
     def _prepare(self, request: GenerateRequest) -> PreparedPrompt:
         token_ids = request.input_ids

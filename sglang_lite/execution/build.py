@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from sglang_lite.adapters.base import KVGeometry
 from sglang_lite.adapters.capability import resolve_device
@@ -65,7 +66,7 @@ class EngineLimits:
         weight_bytes: of the model's parameters.
         startup_seconds: phase -> seconds.
         row_state_bytes: recurrent state of one request; 0 for models without.
-        pool_address: of the KV pool in the host's memory, 0 where it lies elsewhere.
+        pool: the KV pool, as long as it stays where it is; None where memory may be given back.
     """
 
     geometry: KVGeometry
@@ -76,7 +77,7 @@ class EngineLimits:
     weight_bytes: int
     startup_seconds: dict[str, float]
     row_state_bytes: int = 0
-    pool_address: int = 0
+    pool: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ def build_runner(
         weight_bytes + draft_bytes,
         seconds,
         rows.row_bytes,
-        runner.pool.data_ptr(),
+        None if config.enable_memory_saver else runner.pool,
     )
     reloader: Reloader | None = None
     saver: MemorySaver | None = None

@@ -161,6 +161,7 @@ def build_device_runner(
         weight_bytes,
         seconds,
         rows.row_bytes,
+        runner.pool,
     )
     return BuiltRunner(runner, limits, 1, settings.adapters if settings is not None else ())
 
