@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 from sglang_lite.config import ServerConfig
 from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.disaggregation.pool_memory import PoolMemory
-from sglang_lite.disaggregation.ranked_sessions import RankChannel
 from sglang_lite.engine.grammars import GrammarLibrary
 from sglang_lite.engine.info import EngineInfo
 from sglang_lite.execution.base import Executor
 from sglang_lite.scheduler.config import EvictionPolicy, Policy, SchedulerConfig
 from sglang_lite.scheduler.scheduler import Scheduler
 from sglang_lite.types import StartupError
+
+if TYPE_CHECKING:
+    from sglang_lite.disaggregation.ranked_sessions import RankChannel
 
 CPU_CHUNK_TOKENS = 512
 """Prompt tokens of one step on a CPU: larger chunks are hardly faster there and hold up the running requests."""

@@ -23,12 +23,11 @@ from sglang_lite.config import ServerConfig
 from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.engine import watchdog
 from sglang_lite.engine.core import EngineCore
-from sglang_lite.engine.disaggregated import make_role
 from sglang_lite.engine.frames import encode_control
 from sglang_lite.engine.kv_publisher import KVEventPublisher
 from sglang_lite.engine.launch import LaunchMessage
 from sglang_lite.engine.messages import Failure, Progress, Ready
-from sglang_lite.engine.parts import Build
+from sglang_lite.engine.parts import Build, CoreParts
 from sglang_lite.engine.roles import Role
 from sglang_lite.engine.transport import ZmqTransport
 from sglang_lite.types import StartupError
@@ -77,7 +76,7 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
         parts = build(config, lambda message, fraction: transport.send(Progress(message, fraction)))
         events = KVEventsConfig.parse(config.kv_events_config)
         publisher = None if events is None else KVEventPublisher(events)
-        role: Role | None = make_role(config, parts) if config.is_disaggregated else None
+        role = _make_role(config, parts) if config.is_disaggregated else None
     except StartupError as error:
         transport.send(Failure(str(error), startup=True))
         return EXIT_STARTUP_FAILURE
@@ -118,6 +117,13 @@ def _serve(launch: LaunchMessage, transport: ZmqTransport, build: Build) -> int:
             role.close(TRANSFER_GRACE_SECONDS)
     parts.executor.close()
     return 0
+
+
+def _make_role(config: ServerConfig, parts: CoreParts) -> Role:
+    # Imported where it is used: it brings an HTTP client, which other cores do without.
+    from sglang_lite.engine.disaggregated import make_role
+
+    return make_role(config, parts)
 
 
 def _end_with(message: str, egress: tuple[str, ...]) -> None:
