@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_lite.router.body import parse_head
@@ -139,6 +139,7 @@ ATOMS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(ATOMS, st.data())
 def test_marks_are_taken_out_however_the_bytes_come(atoms: Any, data: st.DataObject) -> None:
     body, shown = b"", b""

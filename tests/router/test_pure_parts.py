@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_lite.router.body import Head, parse_head
@@ -146,6 +146,7 @@ def test_hashing_moves_only_the_keys_of_who_leaves() -> None:
     assert all(after[key] is owner for key, owner in before.items() if owner is not workers[0])
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_bodies_with_many_ids_are_read_as_ever(data: st.DataObject) -> None:
     """Whatever stands around the ids, or in them: what is read is what the decoder alone reads."""
