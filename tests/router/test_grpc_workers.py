@@ -31,6 +31,7 @@ TIMES = (
     "response_sent_to_client_ts",
     "completed_at",
     "item_id",
+    "sequence_number",  # steps may be merged
 )
 
 
