@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -159,7 +160,10 @@ class Receiver:
     def _greet(self, sock: socket.socket) -> str | None:
         """The instance of the sender; None when it means somebody else. Ends a connection that says nothing."""
         data = bytearray()
+        until = time.monotonic() + _GREETING_SECONDS
         while len(data) < GREETING_BYTES:
+            if time.monotonic() > until:
+                raise Gone("the greeting took too long")
             try:
                 got = sock.recv(GREETING_BYTES - len(data))
             except OSError as error:

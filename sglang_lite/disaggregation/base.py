@@ -175,6 +175,9 @@ class PrefillSessions(Sessions, Protocol):
     def open(self, key: int, rid: str, params: TransferParams, num_tokens: int) -> None:
         """Expect a decode server for a request, before its prompt of ``num_tokens`` may be computed."""
 
+    def refuse(self, rid: str, params: TransferParams, message: str) -> None:
+        """Tell the decode side that a request which was never opened is not computed; no event follows."""
+
     def send(self, key: int, first_page: int, pages: Int32Array, last: FirstToken | None = None) -> None:
         """Send pages that are written; several times, while the prompt is computed in chunks.
 

@@ -140,7 +140,7 @@ class DecodeEndings:
     def drained(self, ack: wire.AbortAck) -> None:
         """A prefill rank writes no more."""
         session = self._table.generations.get(ack.generation)
-        source = session.source(ack.rank) if session is not None else None
+        source = session.source(ack.rank) if session is not None and session.params.room == ack.room else None
         if session is not None and source is not None and not self.is_replaced(source, ack.instance):
             self._drain(session, source)
 

@@ -50,7 +50,11 @@ class Link:
         if ":" in ip:
             self._socket.setsockopt(zmq.IPV6, 1)
         host = f"[{ip}]" if ":" in ip else ip
-        self._socket.connect(f"tcp://{host}:{port}")
+        try:
+            self._socket.connect(f"tcp://{host}:{port}")
+        except zmq.ZMQError:
+            self._socket.close(0)  # the context could not end while it is open
+            raise
 
     @property
     def address(self) -> str:

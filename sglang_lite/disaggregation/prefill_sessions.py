@@ -66,6 +66,10 @@ class PrefillWorker(SessionWorker):
         """See ``base.PrefillSessions``."""
         self.call(self._open, key, rid, params, num_tokens)
 
+    def refuse(self, rid: str, params: TransferParams, message: str) -> None:
+        """See ``base.PrefillSessions``."""
+        self.call(self._refuse, rid, params, message)
+
     def send(self, key: int, first_page: int, pages: Int32Array, last: FirstToken | None = None) -> None:
         """See ``base.PrefillSessions``."""
         self.call(self._send, key, first_page, np.array(pages, dtype=np.int32), last)
@@ -116,6 +120,10 @@ class PrefillWorker(SessionWorker):
             session.deadline = now + REOPEN_SECONDS
         for request in early:
             self._add(session, request)
+
+    def _refuse(self, rid: str, params: TransferParams, message: str) -> None:
+        if params.host != FAKE_HOST and params.room not in self._table.rooms:
+            self._waiting.refuse(params.room, f"request {rid}: {message}", self.loop.time())
 
     def _send(self, key: int, first_page: int, pages: Int32Array, last: FirstToken | None) -> None:
         if key in self._fake:
@@ -176,6 +184,10 @@ class PrefillWorker(SessionWorker):
         name = (request.instance, request.room, request.generation)
         if request.instance not in self._peers:
             self._answer_unknown(request)
+            return
+        if request.pages is not None and len(request.pages) > self.memory.num_pages:
+            why = f"{len(request.pages)} pages are more than the {self.memory.num_pages} that a prompt can have here"
+            self._endings.answer(request, State.FAILED, "handshake", why)
             return
         if self._table.find(name) is not None or self._table.finished.get(name) is not None:
             return  # it was sent again, or comes late

@@ -137,6 +137,10 @@ class RankedPrefillSessions(RankedSessions[PrefillWorker]):
         self._own.open(key, rid, params, num_tokens)
         self._tell(OpenPrefill(key, rid, params, num_tokens))
 
+    def refuse(self, rid: str, params: TransferParams, message: str) -> None:
+        """See ``base.PrefillSessions``: a decode server that hears it of one rank waits for none."""
+        self._own.refuse(rid, params, message)
+
     def send(self, key: int, first_page: int, pages: Int32Array, last: FirstToken | None = None) -> None:
         """See ``base.PrefillSessions``."""
         self._own.send(key, first_page, pages, last)

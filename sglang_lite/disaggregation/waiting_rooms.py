@@ -54,6 +54,13 @@ class WaitingRooms:
         if early is not None:
             early.pop(name, None)
 
+    def refuse(self, room: int, why: str, now: float) -> None:
+        """A room is not opened here: those that wait for it hear why, unless it is used for another request at once."""
+        self.note_failed(room, why, now)
+        early = self._early.get(room) or {}
+        for name, (request, until) in early.items():
+            early[name] = request, min(until, now + REOPEN_SECONDS)
+
     def note_failed(self, room: int, why: str, now: float) -> None:
         """The session of a room failed here."""
         self._failed.put(room, (why, now))

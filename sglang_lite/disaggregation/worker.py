@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.001
 _FRAMES_AT_ONCE = 256
-_MOST_FRAME_BYTES = 64 << 20
+_MOST_FRAME_BYTES = 8 << 20
+"""The largest frames are page indices (``frames.MOST_PAGES``) and checksums."""
 _LATE_SECONDS = 1.0
 
 
@@ -92,6 +93,7 @@ class SessionWorker(abc.ABC):
         self._tasks: set[asyncio.Task[None]] = set()
         self._poll_timer: asyncio.TimerHandle | None = None
         self._last_tick = 0.0
+        self._last_complaint = float("-inf")
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
@@ -234,9 +236,17 @@ class SessionWorker(abc.ABC):
             try:
                 self.on_message(frames)
             except FrameError as error:
-                self.counts["malformed"] += 1
-                logger.warning("%s: a malformed message was ignored: %s", self.name, error)
+                self._note_malformed(error)
         self.loop.call_soon(self._read_inbox)
+
+    def _note_malformed(self, error: FrameError) -> None:
+        """Count it, and say so, but not more often than once a second: whoever reaches the port can send many."""
+        self.counts["malformed"] += 1
+        now = self.loop.time()
+        if now - self._last_complaint >= 1.0:
+            self._last_complaint = now
+            count = self.counts["malformed"]
+            logger.warning("%s: a malformed message was ignored (%d so far): %s", self.name, count, error)
 
     def _poll(self) -> None:
         self._poll_timer = None

@@ -29,6 +29,7 @@ class DecodeRole:
         self._open: set[int] = set()
         self._waiting_since: dict[int, float] = {}
         self._distributions = Distributions()
+        self._arrived: list[KVArrived] = []
 
     def admitting(self, columns: RequestColumns) -> None:
         """See ``Role.admitting``."""
@@ -55,7 +56,7 @@ class DecodeRole:
         for event in self._sessions.events():
             match event:
                 case KVArrived():
-                    self._arrived(event, now)
+                    self._arrived.append(event)
                 case KVFailed():
                     self._failed(event, now)
                 case KVQuiesced(key=key):
@@ -69,6 +70,8 @@ class DecodeRole:
             elif key in self._open:
                 self._open.discard(key)
                 self._sessions.abort(key)
+        if self._arrived and not self._scheduler.is_paused:
+            self._join(now)
         self._reserve(now)
 
     def outgoing(self, columns: OutputColumns) -> OutputColumns:
@@ -108,13 +111,16 @@ class DecodeRole:
             self._distributions.observe("kv_transfer_alloc_ms", (now - self._waiting_since.pop(key)) * 1e3)
             self._sessions.open(key, params.rid, params, pages, self._scheduler.prompt_length(key), 0)
 
-    def _arrived(self, event: KVArrived, now: float) -> None:
-        if event.key not in self._open:
-            return  # it was given up meanwhile, and its pages come back when the peer is quiet
-        self._open.discard(event.key)
-        first = event.first
-        code, records = FinishCode(first.finish_code), logprob_record(event.key, first)
-        self._scheduler.join(event.key, first.token, code, first.matched, first.cached_tokens, records, now)
+    def _join(self, now: float) -> None:
+        """Prompts that are here go on. During a pause they do not: a first token would follow the pause."""
+        arrived, self._arrived = self._arrived, []
+        for event in arrived:
+            if event.key not in self._open:
+                continue  # it was given up meanwhile, and its pages come back when the peer is quiet
+            self._open.discard(event.key)
+            first = event.first
+            code, records = FinishCode(first.finish_code), logprob_record(event.key, first)
+            self._scheduler.join(event.key, first.token, code, first.matched, first.cached_tokens, records, now)
 
     def _failed(self, event: KVFailed, now: float) -> None:
         if event.key in self._open:

@@ -42,20 +42,24 @@ class PrefillRole:
         self._outputs: list[OutputColumns] = []
 
     def admitting(self, columns: RequestColumns) -> None:
-        """One token is drawn; the others are the decode server's."""
+        """One token is drawn at most; the others are the decode server's."""
         paired = [index for index, extras in columns.extras.items() if extras.transfer is not None]
         if paired:
             columns.max_new_tokens = columns.max_new_tokens.copy()
-            columns.max_new_tokens[paired] = 1
+            columns.max_new_tokens[paired] = np.minimum(columns.max_new_tokens[paired], 1)
 
     def admitted(self, columns: RequestColumns) -> None:
-        """See ``Role.admitted``."""
+        """See ``Role.admitted``. The decode server hears of those that were refused: it would wait for their pages."""
         held = set(self._scheduler.held())
         for index, extras in columns.extras.items():
             key, params = int(columns.key[index]), extras.transfer
-            if params is not None and key in held and key not in self._live:
+            if params is None or key in self._live:
+                continue
+            if key in held:
                 self._live[key] = _Sending(extras.token_ids_logprob)
                 self._sessions.open(key, params.rid, params, int(columns.num_tokens[index]))
+            else:
+                self._sessions.refuse(params.rid, params, "the prefill server refused it")
 
     def abort(self, keys: list[int] | None) -> int:
         """See ``Role.abort``."""

@@ -44,7 +44,7 @@ def request_body(request: pb.TextGenerateRequest | pb.GenerateRequest, request_i
         body["routed_dp_rank"] = request.options.data_parallel_rank
     if request.HasField("disaggregated_params"):
         pair = request.disaggregated_params
-        body["bootstrap_host"] = pair.bootstrap_host
+        body["bootstrap_host"] = pair.bootstrap_host or None
         body["bootstrap_port"] = pair.bootstrap_port or None
         body["bootstrap_room"] = pair.bootstrap_room
     return body

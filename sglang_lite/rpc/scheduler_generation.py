@@ -88,7 +88,7 @@ def request_body(request: pb.GenerateRequest, request_id: str) -> dict[str, Any]
         body["lora_path"] = request.lora_id
     if request.HasField("disaggregated_params"):
         pair = request.disaggregated_params
-        body["bootstrap_host"] = pair.bootstrap_host
+        body["bootstrap_host"] = pair.bootstrap_host or None
         body["bootstrap_port"] = pair.bootstrap_port or None
         body["bootstrap_room"] = pair.bootstrap_room
     if request.custom_logit_processor:

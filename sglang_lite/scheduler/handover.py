@@ -64,6 +64,7 @@ def join(state: SchedulerState, key: int, token: int, code: FinishCode, matched:
     """The prompt of a held request has arrived, and its first token. False when the request is not held any more.
 
     Args:
+        token: -1 when none was wanted.
         code: ``STOP_TOKEN`` when that token ends it, with ``matched``; ``ERROR`` when there is none.
         cached_tokens: of the prompt, where it was computed.
         logprobs: records of that token.
@@ -77,7 +78,7 @@ def join(state: SchedulerState, key: int, token: int, code: FinishCode, matched:
         code = FinishCode.LENGTH
     if code == FinishCode.RUNNING and request.matcher is not None and not request.matcher.accept(token):
         code = FinishCode.ERROR
-    state.counters.generated_tokens += 1
+    state.counters.generated_tokens += token >= 0
     state.transfers.report(_row(request, token, code, matched, logprobs))
     if code != FinishCode.RUNNING:
         lifecycle.end(state, request, code, keep=False)

@@ -163,6 +163,11 @@ class Scheduler:
         self._state.paused = None
         self._retract_when_idle = False
 
+    @property
+    def is_paused(self) -> bool:
+        """Between ``pause`` and ``resume``."""
+        return self._state.paused is not None
+
     def next_deadline(self) -> float | None:
         """Time at which ``plan`` has something to do though nothing else happens: a time limit or the end of a wait."""
         held_until = self._state.held_until if self._state.paused is None else None

@@ -12,7 +12,7 @@ from sglang_lite.engine.core import EngineCore
 from sglang_lite.engine.decode_role import DecodeRole
 from sglang_lite.engine.frames import Keys
 from sglang_lite.engine.local import LocalTransport
-from sglang_lite.engine.messages import Abort
+from sglang_lite.engine.messages import Abort, Pause, Resume
 from sglang_lite.engine.prefill_role import PrefillRole
 from sglang_lite.scheduler import Scheduler, SchedulerConfig
 from sglang_lite.types import FinishCode, Int32Array, OutputColumns, RequestExtras, RequestFlags, TransferParams
@@ -219,6 +219,33 @@ def test_a_request_that_never_opened_is_refused_to_the_peer() -> None:
     decode.request(1, 6, prompt=[1] * 70)  # longer than the context
     assert decode.ends == [FinishCode.TOO_LONG]
     assert decode.sessions.told == [("refuse", "r")]
+
+
+def test_a_request_that_the_prefill_side_refuses_is_told_to_the_peer() -> None:
+    prefill = Side("prefill")
+    prefill.request(1, 6, prompt=[1] * 70)
+    assert prefill.ends == [FinishCode.TOO_LONG]
+    assert prefill.sessions.told == [("refuse", "r")]
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_no_token_follows_a_pause(is_aborted: bool) -> None:
+    """A prompt that arrives meanwhile goes on when the pause ends; when it is aborted, its pages come back."""
+    prefill, decode = Side("prefill"), Side("decode")
+    prefill.request(1, 6)
+    decode.request(1, 6)
+    prefill.turn(PeerReady(1))
+    copy_pages(prefill, decode, 1)
+    decode.transport.put(Pause(0, 0, "in_place"))
+    decode.turn(KVArrived(1, prefill.sessions.last[1]))
+    assert decode.tokens == []
+    if is_aborted:
+        decode.abort(1)
+        decode.turn(KVQuiesced(1))
+    decode.transport.put(Resume(0, 0))
+    decode.turn()
+    assert decode.tokens == ([] if is_aborted else alone(6))
+    assert decode.used_pages == 0
 
 
 @pytest.mark.parametrize(("reason", "computed_here"), [("peer_lost", True), ("duplicate", False)])
