@@ -207,6 +207,25 @@ async def test_b20_a_flush_right_after_the_last_stream(server: LocalServer) -> N
         assert (await server.post("/flush_cache")).status == 200
 
 
+async def test_b20_flushes_while_the_last_stream_ends(server: LocalServer) -> None:
+    """B20: whichever of them is the first behind it, a flush that says so has emptied the cache."""
+    ids = list(b"a prompt that is worth keeping A")
+    for count in range(1, 5):
+        task = asyncio.create_task(server.generate(input_ids=ids, sampling={"max_new_tokens": 30 * count}))
+        await busy(server)
+        statuses = []
+        while not task.done() or 200 not in statuses:
+            statuses += [
+                reply.status for reply in await asyncio.gather(*(server.post("/flush_cache") for _ in range(5)))
+            ]
+        assert set(statuses) == {200, 400}, statuses
+        assert (await task)["text"] == ("BCDA" * 30)[: 30 * count]
+        load = await server.idle()
+        assert load["num_used_tokens"] == 0
+        again = await server.generate(input_ids=ids, sampling={"max_new_tokens": 1})
+        assert again["meta_info"]["cached_tokens"] == 0
+
+
 async def test_b20_with_one_of_two_replicas_busy(chain_model: Path) -> None:
     """B20: success only when every replica was flushed."""
     async with local_server(chain_model, page_size=1, max_total_tokens=2048, dp_size=2) as server:

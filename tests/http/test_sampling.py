@@ -27,16 +27,18 @@ async def test_filters_leave_only_the_first_choice(server: LocalServer, sampling
 
 
 @pytest.mark.parametrize(
-    ("sampling", "expected"),
+    ("sampling", "expected", "finish"),
     [
-        pytest.param({"logit_bias": {"126": 2}, "max_new_tokens": 3}, "~~~", id="C205-logit-bias"),
-        pytest.param({"presence_penalty": 2, "max_new_tokens": 10}, "BCDA~", id="C207-presence-penalty"),
-        pytest.param({"repetition_penalty": 2, "max_new_tokens": 10}, "BCDA~", id="C209-repetition-penalty"),
+        pytest.param({"logit_bias": {"126": 2}, "max_new_tokens": 3}, "~~~", "length", id="C205-logit-bias"),
+        pytest.param({"presence_penalty": 2, "max_new_tokens": 10}, "BCDA~", "stop", id="C207-presence-penalty"),
+        pytest.param({"repetition_penalty": 2, "max_new_tokens": 10}, "BCDA~", "stop", id="C209-repetition-penalty"),
     ],
 )
-async def test_changed_logits_change_the_choice(server: LocalServer, sampling: dict[str, Any], expected: str) -> None:
+async def test_changed_logits_change_the_choice(
+    server: LocalServer, sampling: dict[str, Any], expected: str, finish: str
+) -> None:
     result = await server.generate("A", sampling=sampling)
-    assert result["text"] == expected
+    assert (result["text"], result["meta_info"]["finish_reason"]["type"]) == (expected, finish)
 
 
 async def test_output_logprobs_with_alternatives(server: LocalServer) -> None:
@@ -76,6 +78,9 @@ async def test_prompt_logprobs_do_not_depend_on_the_cache(paged_server: LocalSer
         assert one[0] == (None if other[0] is None else pytest.approx(other[0], abs=1e-4))
     assert [entry[0] is None for entry in scored[0]] == [start == 0 and i == 0 for i in range(len(ids) - start)]
     assert first["text"] == second["text"]
+    # What is scored is computed, so only whole pages in front of the first scored token come from the cache. The
+    # log-probability of the token at ``start`` is told by the one before it.
+    assert second["meta_info"]["cached_tokens"] == max(0, start - 1) // 16 * 16
 
 
 async def test_extra_token_ids_are_scored(server: LocalServer) -> None:
@@ -123,6 +128,9 @@ async def test_chat_logprobs(server: LocalServer, stream: bool) -> None:
         ["C", "~"],
         ["D", "~"],
     ]
+    for entry in content:
+        numbers = [one["logprob"] for one in entry["top_logprobs"]]
+        assert numbers == pytest.approx([SUCCESSOR_LOGPROB, SECOND_LOGPROB], abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import random
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_lite.frontend.output import OutputProcessor, SequenceState
 from sglang_lite.frontend.request import GenerateRequest
+from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.types import FinishCode, OutputColumns, SamplingParams
 from tests.unit.frontend.frames import ending, frame, scores, tokens
 from tests.unit.frontend.vocabularies import vocabulary
@@ -47,8 +51,8 @@ def in_frames(token_ids: list[int], cuts: list[int]) -> list[OutputColumns]:
     return frames
 
 
-def run(name: str, frames: list[OutputColumns], stops: tuple[str, ...]) -> tuple[SequenceState, list[str]]:
-    processor = OutputProcessor(vocabulary(name))
+def run(name: str | Tokenizer, frames: list[OutputColumns], stops: tuple[str, ...]) -> tuple[SequenceState, list[str]]:
+    processor = OutputProcessor(vocabulary(name) if isinstance(name, str) else name)
     sampling = SamplingParams(stop=stops)
     state = processor.add(1, GenerateRequest(request_id="a", text="x", sampling=sampling, stream=True), 1, 0.0)
     processor.add(2, GenerateRequest(request_id="b", text="x"), 1, 0.0)
@@ -94,3 +98,21 @@ def test_multi_token_steps_equal_single_token_steps(data: st.DataObject, stops: 
     assert (one.text, one.output_ids, one.finish_reason) == (other.text, other.output_ids, other.finish_reason)
     assert [entry.token_id for entry in one.output_logprobs] == one.output_ids
     assert [entry.token_id for entry in other.output_logprobs] == other.output_ids
+
+
+@pytest.mark.demo_model
+def test_b02_all_cuts_of_200_lists_over_a_real_vocabulary(demo_model: Path) -> None:
+    """Six tokens have 32 ways to come in frames; a third of the lists are characters of several tokens, cut short."""
+    tokenizer = Tokenizer.load(demo_model)
+    random_ids = random.Random(2)
+    several = tokenizer.encode("삼겹살 👩‍👩‍👧‍👦 世a界 Ünïcødé")
+    for number in range(200):
+        start = random_ids.randrange(len(several) - 6)
+        anywhere = [random_ids.randrange(tokenizer.vocab_size) for _ in range(6)]
+        token_ids = several[start : start + 6] if number % 3 == 0 else anywhere
+        whole = tokenizer.decode(token_ids)
+        for count in range(6):
+            for cuts in itertools.combinations(range(1, 6), count):
+                state, seen = run(tokenizer, in_frames(token_ids, list(cuts)), ())
+                assert state.text == seen[-1] == whole
+                assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(seen))

@@ -89,6 +89,26 @@ def test_well_formed_calls_are_found(name: str, calls: Any, before: str, data: s
     assert answer.content.strip() == before.strip()
 
 
+@pytest.mark.parametrize("name", sorted(WRITERS))
+@pytest.mark.parametrize("between", ["", "\n", " and then ", "<"])
+@pytest.mark.parametrize("around", [("", ""), ("before ", " after"), ("a [1] {b}\n", "\n</tool_call>")])
+def test_text_around_calls_is_read_alike_in_pieces_of_every_size(
+    name: str, between: str, around: tuple[str, str]
+) -> None:
+    """B15: the same function twice, no arguments, nested ones, the end marker and an escape in a string."""
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("f", {"text": 'x</tool_call> "é" \\u00e9', "count": 2}),
+        ("g", {}),
+        ("f", {"data": {"a": {"b": [1, {"c": "]"}]}}}),
+    ]
+    text = around[0] + between.join(write_calls(name, [call]) for call in calls) + around[1]
+    how = AnswerFormat(calls=TOOL_FORMATS[name], tools=TOOLS)
+    whole = parse_answer(text, how)
+    for size in range(1, 8):
+        assert streamed([text[at : at + size] for at in range(0, len(text), size)], how) == whole
+    assert [(call.name, json.loads(call.arguments)) for call in whole.calls][:1] == calls[:1]
+
+
 WORDS = [
     "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<｜tool▁calls▁begin｜>",
     "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<arg_key>",

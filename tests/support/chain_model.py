@@ -71,10 +71,13 @@ def successors(overrides: dict[int, int] | None = None) -> np.ndarray:
     return result
 
 
-def build_chain_model(directory: Path, *, overrides: dict[int, int] | None = None) -> Path:
+def build_chain_model(
+    directory: Path, *, overrides: dict[int, int] | None = None, context_length: int = CONTEXT_LENGTH
+) -> Path:
     """Write the checkpoint and its byte tokenizer into ``directory`` (made when absent) and return it."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(CONFIG, indent=2), encoding="utf-8")
+    config = {**CONFIG, "max_position_embeddings": context_length}
+    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     _write_tokenizer(directory)
     save_file(_tensors(successors(overrides)), str(directory / "model.safetensors"), metadata={"format": "pt"})
     return directory

@@ -182,8 +182,19 @@ async def test_b06_ids_and_logprobs_end_with_the_stop(tokenizer: Tokenizer, per_
     reply = await unary(model, COMPLETIONS, body)
     choice, usage = reply["choices"][0], reply["usage"]
     assert len(choice["logprobs"]["tokens"]) == usage["completion_tokens"] == 5
-    parts = [event["choices"][0]["logprobs"] for event in await streamed(model, COMPLETIONS, body)]
+    counted = {"stream_options": {"include_usage": True}}
+    *events, last = await streamed(model, COMPLETIONS, {**body, **counted})
+    parts = [event["choices"][0]["logprobs"] for event in events]
     assert [token for part in parts if part for token in part["tokens"]] == choice["logprobs"]["tokens"]
+    assert last["usage"]["completion_tokens"] == 5
+    chat = body_of(CHAT, stop=["b c"], logprobs=True, top_logprobs=2)
+    whole = await unary(model, CHAT, chat)
+    content = whole["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == list("a b c")
+    *events, last = await streamed(model, CHAT, {**chat, **counted})
+    parts = [event["choices"][0]["logprobs"] for event in events]
+    assert [entry for part in parts if part for entry in part["content"]] == content
+    assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 5
 
 
 @pytest.mark.parametrize(("per_frame", "per_snapshot"), [(2, 1), (1, 2), (3, 1)])
