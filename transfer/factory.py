@@ -11,6 +11,9 @@ _MODULES = {"mooncake": ("mooncake.engine",), "nixl": tuple(f"{name}._api" for n
 """Of which one has to be there."""
 
 _PACKAGES = {"libibverbs.so": "libibverbs1", "libnuma.so": "libnuma1", "libcurl.so": "libcurl4", "libnl": "libnl-3-200"}
+_NEEDED = {"mooncake": ("libibverbs1", "libnuma1", "libcurl4")}
+"""System packages by extra."""
+
 NAMES = ("tcp", "mooncake", "mooncake_tcp", "nixl")
 
 
@@ -32,7 +35,11 @@ def check_available(name: str) -> None:
             missing = missing or error
         except ImportError as error:
             package = next((package for library, package in _PACKAGES.items() if library in str(error)), None)
-            advice = f"apt-get install {package}" if package else "its wheel does not fit this machine"
+            # The loader names the first library only: the others may be missing as well.
+            others = [name for name in _NEEDED.get(extra, ()) if name != package]
+            advice = (
+                f"apt-get install {' '.join((package, *others))}" if package else "its wheel does not fit this machine"
+            )
             raise TransferError("engine", f"transport {name!r} does not load: {error}; {advice}") from error
     if missing is not None:
         raise TransferError(

@@ -41,13 +41,15 @@ def test_base_and_extras_are_arguments() -> None:
 
 
 def test_libraries_of_the_transports() -> None:
-    """What .ci/run installs for Mooncake, the production image has as well."""
+    """What .ci/run installs for Mooncake, the production image has as well, and the pages name it."""
     wanted = re.search(r"for package in ([^;]+);", (ROOT / ".ci/run").read_text())
     assert wanted is not None
     libraries = {name for name in wanted[1].split() if name.startswith("lib")}
     assert libraries >= {"libibverbs1", "libnuma1", "libcurl4"}
     last = TEXT.rpartition("FROM ")[2]
     assert libraries <= set(re.findall(r"[\w.-]+", last))
+    for page in ("README.md", "docs/disaggregation.md", "docs/transfer.md"):
+        assert libraries <= set(re.findall(r"[\w.-]+", (ROOT / page).read_text())), page
 
 
 def test_runs_as_nobody_special_and_in_exec_form() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import sys
@@ -102,6 +103,20 @@ def test_transfer_backend_that_is_not_installed(backend: str, monkeypatch: pytes
         monkeypatch.setitem(sys.modules, module, None)
     message = failure(disaggregation_mode="prefill", disaggregation_transfer_backend=backend)
     assert f"--disaggregation-transfer-backend {backend}" in message
+
+
+@pytest.mark.parametrize("library", ["libibverbs.so.1", "libnuma.so.1", "libcurl.so.4"])
+def test_system_libraries_of_mooncake_that_are_missing(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader names one of them; the message says what to install for all."""
+
+    def load(name: str) -> object:
+        raise ImportError(f"{library}: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr("sglang_lite.transfer.factory.importlib.import_module", load)
+    message = failure(disaggregation_mode="decode", disaggregation_transfer_backend="mooncake_tcp")
+    install = re.search(r"apt-get install ([\w -]+)", message)
+    assert install is not None, message
+    assert set(install[1].split()) == {"libibverbs1", "libnuma1", "libcurl4"}
 
 
 @pytest.mark.parametrize(

@@ -166,5 +166,5 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransferError, match=r"sglang-lite\[mooncake\]"):
         check_available("mooncake")
     monkeypatch.setattr("sglang_lite.transfer.factory.importlib.import_module", load)
-    with pytest.raises(TransferError, match="apt-get install libibverbs1"):
+    with pytest.raises(TransferError, match="apt-get install libibverbs1 libnuma1 libcurl4"):
         check_available("mooncake")
