@@ -58,7 +58,7 @@ def prepare_prompt(
         )
     _check_length(request, len(prompt), info)
     max_new_tokens = _limited_output(
-        len(prompt), request.sampling.max_new_tokens, info, allow_auto_truncate=allow_auto_truncate
+        len(prompt), request.sampling.max_new_tokens, info, may_cut=allow_auto_truncate or request.limit_is_default
     )
     resumed = request.resumed_ids
     if not resumed:
@@ -80,10 +80,10 @@ def _check_length(request: GenerateRequest, prompt_tokens: int, info: EngineInfo
         )
 
 
-def _limited_output(prompt_tokens: int, wanted: int | None, info: EngineInfo, *, allow_auto_truncate: bool) -> int:
-    """How many tokens may be generated; ``wanted`` None means as many as fit."""
+def _limited_output(prompt_tokens: int, wanted: int | None, info: EngineInfo, *, may_cut: bool) -> int:
+    """How many tokens may be generated; ``wanted`` None means as many as fit, ``may_cut`` that more are no error."""
     context = info.context_length
-    if wanted is not None and prompt_tokens + wanted > context and not allow_auto_truncate:
+    if wanted is not None and prompt_tokens + wanted > context and not may_cut:
         raise RequestError(
             f"Requested token count exceeds the model's maximum context length of {context} tokens. "
             f"You requested a total of {prompt_tokens + wanted} tokens: {prompt_tokens} tokens from the input messages "

@@ -35,6 +35,7 @@ class GenerateRequest:
     Attributes:
         request_id: what the client calls it (``rid``); unique among live requests.
         prompt_field: where the client wrote the prompt, such as ``messages`` or ``text[2]``; error messages name it.
+        limit_is_default: nobody asked for the limit of the output, so that it is cut to what fits into the context.
         logprob_start_len: first prompt position to score, -1 for none.
         return_hidden_states: with ``return_logprob``, also the hidden state behind each log-probability.
         namespace: prefix-cache name space (``cache_salt`` and ``extra_key``).
@@ -73,6 +74,7 @@ class GenerateRequest:
     tenant_weight: float = 1.0
     transfer: TransferParams | None = None
     resumed: tuple[tuple[int, ...], ...] = ()
+    limit_is_default: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt_field:

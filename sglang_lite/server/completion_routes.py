@@ -109,6 +109,8 @@ def read_call(context: ServerContext, body: dict[str, Any], headers: Mapping[str
         top_logprobs_num=logprobs or 0,
         takes_session=True,
     )
+    for sequence in sequences:
+        sequence.limit_is_default = body.get("max_tokens") is None
     texts = [_echo_text(prompt, tokenizer) if echo else "" for prompt in prompts]
     weights = context.weights.version
     return CompletionCall(

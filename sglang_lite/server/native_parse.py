@@ -166,6 +166,13 @@ def _samplings(context: ServerContext, batch: _Batch) -> list[SamplingParams]:
     return found if isinstance(shared, list) else found * batch.count
 
 
+def _limits_unsaid(batch: _Batch) -> list[bool]:
+    """For each item whether it leaves the limit of its output to the server."""
+    shared = batch.body.get("sampling_params")
+    values = shared if isinstance(shared, list) else [shared] * batch.count
+    return ["max_new_tokens" not in (value or {}) for value in values]
+
+
 def _behind_reasoning(context: ServerContext, sampling: SamplingParams) -> SamplingParams:
     """The parameters with a grammar that begins behind the reasoning in which the output begins."""
     name = reasoning_parser_name(context)
@@ -214,7 +221,7 @@ def _requests(
 ) -> list[GenerateRequest]:
     sources = ("text", "input_ids", "input_embeds")
     source = next(name for name in sources if batch.body.get(name) is not None)
-    samplings = _samplings(context, batch)
+    samplings, unsaid = _samplings(context, batch), _limits_unsaid(batch)
     choices = samplings[0].n
     check_count(batch.count, choices, source)
     _refuse_lists_with_choices(batch, choices)
@@ -244,6 +251,7 @@ def _requests(
                     priority=priority,
                     namespace=namespace_of(batch.body, item, batch.count),
                     adapter=adapters[item],
+                    limit_is_default=unsaid[item],
                 )
             )
     return requests

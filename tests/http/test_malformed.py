@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import os
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.server import LocalServer, greedy
+from tests.support.server import LocalServer, greedy, resident_bytes
 
 GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
 
@@ -167,6 +166,23 @@ async def test_bodies_that_are_no_object(server: LocalServer, path: str, body: b
     await check_alive(server)
 
 
+async def test_large_bodies_leave_nothing_behind(server: LocalServer) -> None:
+    """C314: the memory of this process, which holds client and front, is bounded however many of them come."""
+    bodies = [b"[" * 50_000, json.dumps({"text": "B" * 10_000_000}).encode()]
+
+    async def send_all(times: int) -> None:
+        for body in bodies * times:
+            assert (await server.call("POST", GENERATE, data=body)).status == 400
+        gc.collect()
+
+    await send_all(3)
+    before = resident_bytes()
+    await send_all(10)
+    growth = resident_bytes() - before
+    assert growth < 32 * 2**20, f"{growth / 2**20:.1f} MiB more"
+    await check_alive(server)
+
+
 async def test_content_type_of_openai_routes(server: LocalServer) -> None:
     reply = await server.call("POST", COMPLETIONS, data=b'{"prompt":"A"}', headers={"Content-Type": "text/plain"})
     assert reply.status == 400
@@ -183,33 +199,50 @@ async def test_prompt_over_the_context(server: LocalServer, stream: bool, field:
     assert "1025" in reply.text and "1024" in reply.text
 
 
-@pytest.mark.parametrize(
-    ("prompt", "limit", "expected"),
-    [
-        (1007, 1, 1),
-        (1008, 16, 16),
-        (1022, 2, 2),
-        (1023, 1, 1),
-        (1023, None, 1),
-        (1020, None, 4),
-        (1023, 2, None),
-        (1024, 1, None),
-        (1026, None, None),
-    ],
-)
-async def test_lengths_around_the_context(
-    server: LocalServer, prompt: int, limit: int | None, expected: int | None
-) -> None:
-    """B17"""
-    body = {"input_ids": [66] * (prompt - 1) + [65], "sampling_params": {"max_new_tokens": limit, "ignore_eos": True}}
-    reply = await server.post(GENERATE, body)
-    if expected is None:
-        assert reply.status == 400
-        assert "1024" in reply.text
-    else:
-        meta = reply.json()["meta_info"]
-        assert meta["completion_tokens"] == expected
-        assert meta["finish_reason"]["type"] == "length"
+@pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
+async def test_lengths_around_the_context(server: LocalServer, path: str) -> None:
+    """B17: what fits is exactly as long as was asked, what does not is a 400 with the numbers."""
+
+    async def send(prompt: int, limit: int | None) -> None:
+        ids = [66] * (prompt - 1) + [65]
+        if path == GENERATE:
+            body: dict[str, Any] = {"input_ids": ids, "sampling_params": {"max_new_tokens": limit, "ignore_eos": True}}
+        else:
+            body = {"prompt": ids, "max_tokens": limit, "ignore_eos": True, "echo": limit == 0}
+            if limit is None:
+                body.pop("max_tokens")
+        reply = await server.post(path, body)
+        default = {GENERATE: 1024 - prompt, COMPLETIONS: min(16, 1024 - prompt)}[path]
+        expected = default if limit is None else limit
+        if limit == 0 and path == GENERATE:
+            assert reply.status == 400 and "max_new_tokens" in reply.text
+        elif prompt >= 1024 or prompt + expected > 1024:
+            assert reply.status == 400, (prompt, limit, reply.text)
+            assert "1024" in reply.text and str(prompt) in reply.text, (prompt, limit, reply.text)
+        elif path == GENERATE:
+            meta = reply.json()["meta_info"]
+            assert (meta["prompt_tokens"], meta["completion_tokens"]) == (prompt, expected), (prompt, limit)
+            assert meta["finish_reason"] == {"type": "length", "length": expected}
+        else:
+            answer = reply.json()
+            usage = (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"])
+            assert usage == (prompt, expected), (prompt, limit)
+            assert answer["choices"][0]["finish_reason"] == "length"
+
+    limits = (0, 1, 2, 16, None)
+    await asyncio.gather(*(send(prompt, limit) for prompt in range(1007, 1027) for limit in limits))
+
+
+async def test_limits_that_nobody_asked_for_give_way_to_the_context(server: LocalServer) -> None:
+    """B17: the default of 128 tokens is no request for 128 tokens."""
+    several = [{"ignore_eos": True}, {"ignore_eos": True, "max_new_tokens": 3}]
+    ids = [66] * 1019 + [65]
+    replies = (await server.post(GENERATE, {"input_ids": [ids, ids], "sampling_params": several})).json()
+    assert [reply["meta_info"]["completion_tokens"] for reply in replies] == [4, 3]
+    single = (await server.post(GENERATE, {"input_ids": ids, "sampling_params": {"ignore_eos": True}})).json()
+    assert single["meta_info"]["finish_reason"] == {"type": "length", "length": 4}
+    asked = await server.post(GENERATE, {"input_ids": ids, "sampling_params": {"max_new_tokens": 128}})
+    assert asked.status == 400
 
 
 @pytest.mark.parametrize("name", ["bootstrap_host", "bootstrap_port", "bootstrap_room"])
@@ -249,11 +282,6 @@ async def test_body_over_the_limit(server: LocalServer) -> None:
     reply = await server.call("POST", GENERATE, data=b'{"text":"' + b"B" * (33 * 2**20) + b'"}')
     assert reply.status == 413
     await check_alive(server)
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def bad_requests() -> list[bytes]:

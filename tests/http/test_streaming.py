@@ -134,17 +134,21 @@ async def seconds_to_answer(server: LocalServer, path: str) -> float:
 
 
 async def test_first_event_long_before_the_last(server: LocalServer) -> None:
-    """C401"""
+    """C401: while a queue of long prompts is computed beside it."""
+    prompts = [{"input_ids": [70 + index] * 990, "sampling_params": {"max_new_tokens": 4}} for index in range(24)]
     started_at = time.perf_counter()
     times: list[float] = []
     async with stream(server, LONG) as response:
+        queue = [asyncio.create_task(server.post("/generate", body)) for body in prompts]
         async for event in events_of(response):
             times.append(time.perf_counter() - started_at)
             if len(times) == 2:
-                assert min([await seconds_to_answer(server, "/health") for _ in range(5)]) < 0.1
+                health = sorted([await seconds_to_answer(server, "/health") for _ in range(9)])
             if event == "[DONE]":
                 break
-    assert times[0] < times[-1] / 2
+        assert {(await task).status for task in queue} == {200}
+    assert times[0] < times[-1] / 4
+    assert health[4] < 0.1, health
 
 
 async def read_slowly(server: LocalServer, body: dict[str, Any], chunk: int, interval: float) -> bytes:
@@ -170,9 +174,9 @@ async def read_slowly(server: LocalServer, body: dict[str, Any], chunk: int, int
 
 
 async def test_slow_readers_get_everything(server: LocalServer) -> None:
-    """C403 with 16 readers, which are slow for a while and then read on, so that the test ends."""
+    """C403: 64 readers, which are slow for a while and then read on, so that the test ends."""
     body = greedy("A", {"max_new_tokens": 900, "ignore_eos": True})
-    results = await asyncio.gather(*(read_slowly(server, body, 1024, 0.25) for _ in range(16)))
+    results = await asyncio.gather(*(read_slowly(server, body, 1024, 0.25) for _ in range(64)))
     assert all(b"data: [DONE]" in result for result in results)
     expected = ("BCDA" * 225).encode()
     assert all(b'"text":"' + expected + b'"' in result for result in results)
@@ -344,14 +348,14 @@ async def test_full_queue_is_429(single_server: LocalServer) -> None:
 
 
 async def test_pause_in_place_holds_everything(server: LocalServer) -> None:
-    """C416, with a shorter pause"""
+    """C416"""
     body = greedy("A", {"max_new_tokens": 300})
     tasks = [asyncio.create_task(server.post("/generate", body)) for _ in range(32)]
     await running(server, 32)
     assert (await server.post("/pause_generation", {"mode": "in_place"})).status == 200
     done = sum(task.done() for task in tasks)
     try:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(5.0)
         assert sum(task.done() for task in tasks) == done
         assert (await server.post("/generate", greedy("A"))).status == 412
         assert (await server.get("/ready")).status == 503

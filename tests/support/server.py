@@ -129,6 +129,12 @@ async def local_server(model: Path, **options: Any) -> AsyncIterator[LocalServer
             await server.close()
 
 
+def resident_bytes() -> int:
+    """Memory of this process that is in use: server and client of a ``LocalServer`` share it."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def free_port() -> int:
     """A port that nobody listens on at the moment."""
     with socket.socket() as probe:

@@ -46,8 +46,10 @@ def request(max_new_tokens: int | None = 10, **more: Any) -> GenerateRequest:
     return GenerateRequest(request_id="r", sampling=sampling, **more)
 
 
-def prepared(prompt: int, max_new_tokens: int | None, info: EngineInfo, *, cut: bool = False) -> tuple[int, int]:
-    result = prepare_prompt(request(max_new_tokens), [1] * prompt, info, allow_auto_truncate=cut)
+def prepared(
+    prompt: int, max_new_tokens: int | None, info: EngineInfo, *, cut: bool = False, **more: Any
+) -> tuple[int, int]:
+    result = prepare_prompt(request(max_new_tokens, **more), [1] * prompt, info, allow_auto_truncate=cut)
     return len(result.token_ids), result.max_new_tokens
 
 
@@ -68,6 +70,13 @@ def test_what_fits_is_taken_and_capped_by_the_pool(
     prompt: int, max_new_tokens: int | None, info: EngineInfo, expected: tuple[int, int]
 ) -> None:
     assert prepared(prompt, max_new_tokens, info) == expected
+
+
+def test_a_limit_that_nobody_asked_for_is_cut_to_the_context() -> None:
+    assert prepared(95, 10, LARGE_POOL, limit_is_default=True) == (95, 5)
+    assert prepared(20, 10, LARGE_POOL, limit_is_default=True) == (20, 10)
+    with pytest.raises(RequestError, match="longer than the model's context"):
+        prepared(100, 10, LARGE_POOL, limit_is_default=True)
 
 
 @pytest.mark.parametrize(
