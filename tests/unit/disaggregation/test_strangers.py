@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from sglang_lite.disaggregation import frames as wire
-from sglang_lite.disaggregation.base import FirstToken, KVFailed, PeerReady
+from sglang_lite.disaggregation.base import MAX_ROOM, FirstToken, KVFailed, PeerReady
 from sglang_lite.disaggregation.states import State
 from sglang_lite.transfer import tcp_receiver
 from sglang_lite.transfer.base import Description
@@ -36,7 +36,7 @@ def pair() -> Iterator[Pair]:
 def messages(chance: random.Random) -> list[list[bytes]]:
     """One of each kind with fields that somebody made up."""
     ip, name, group = chance.choice(ADDRESSES), chance.choice(NAMES), chance.choice(NAMES)
-    room, port = chance.choice((0, 1, 7, wire.MAX_ROOM)), chance.choice((1, 9, 65535))
+    room, port = chance.choice((0, 1, 7, MAX_ROOM)), chance.choice((1, 9, 65535))
     number = chance.choice((0, 1, 2, 1 << 40, (1 << 64) - 1))
     pages = np.array(chance.choice(([], [0], [5, 5], [2**31 - 1])), dtype=np.int32)
     record = wire.AuxRecord(FirstToken(chance.choice((0, -5, 1 << 40))), number, 7, [1, 2])
