@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from http import HTTPStatus
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -18,6 +20,11 @@ from sglang_lite.router.workers import Worker, compatible, usable
 
 DECODE_URL = "x-sgl-decode-url"
 ROOM = "x-sgl-bootstrap-room"
+RETRIED = frozenset({500, 503})
+"""Statuses of workers after which another one is tried."""
+_PREFILL_SECONDS = 1.0
+_DECODE_SECONDS = 0.5
+_Outcome = TypeVar("_Outcome")
 _SERVED = frozenset({"/generate", "/v1/chat/completions", "/v1/completions"})
 
 
@@ -29,8 +36,9 @@ class Pair:
     decode: Worker
 
 
-def choose_pair(call: Call) -> Pair:
-    """Prefill by its policy, then decode by its own among those whose KV layout fits.
+def choose_pair(call: Call, tried: Collection[str] = ()) -> Pair:
+    """Prefill by its policy, then decode by its own among those whose KV layout fits; workers whose names are in
+    ``tried`` only where no other is left.
 
     Raises:
         RouterError: one pool has nobody, the layouts do not fit, or the prefill worker has no bootstrap port.
@@ -45,9 +53,11 @@ def choose_pair(call: Call) -> Pair:
     ported = [prefill for prefill in matched if prefill.bootstrap_port is not None]
     if not ported:
         raise RouterError("worker_misconfigured", "The prefill worker has no bootstrap port.")
-    prefill = context.choose("prefill", ported, call.prompt)
+    fresh = [prefill for prefill in ported if prefill.name not in tried]
+    prefill = context.choose("prefill", fresh or ported, call.prompt)
     fitting = [decode for decode in decodes if compatible(prefill, decode)]
-    decode = context.choose("decode", fitting, call.prompt)
+    fresh = [decode for decode in fitting if decode.name not in tried]
+    decode = context.choose("decode", fresh or fitting, call.prompt)
     context.metrics.affinity.labels(context.policies["decode"].reason).inc()
     return Pair(prefill, decode)
 
@@ -65,6 +75,22 @@ def bootstrap_fields(call: Call, prefill: Worker) -> dict[str, Any]:
     }
 
 
+class _FailedError(Exception):
+    """One side of a pair failed before the client got anything; another pair may do.
+
+    Attributes:
+        worker: the side.
+        reply: what it answered.
+        error: why there is no answer.
+    """
+
+    def __init__(self, worker: Worker, reply: Reply | None = None, error: RouterError | None = None) -> None:
+        super().__init__(worker.name)
+        self.worker = worker
+        self.reply = reply
+        self.error = error
+
+
 async def forward_pair(request: web.Request) -> web.StreamResponse:
     """Pass a request to a pair of workers. The client gets the answer of decode.
 
@@ -76,51 +102,101 @@ async def forward_pair(request: web.Request) -> web.StreamResponse:
         raise RouterError("bad_request", f"{request.path[:100]} is not served by prefill and decode workers.")
     options = call.context.options
     attempts = 1 if options.disable_retries else options.retry_max_retries
-    failure: RouterError | None = None
+    tried: set[str] = set()
+    failure = RouterError("internal_error", "No attempt was made.")
+    last: Reply | None = None
     for attempt in range(attempts):
-        try:
-            pair = choose_pair(call)
-        except RouterError as error:
-            raise failure or error from None
         if attempt:
-            call.context.metrics.retries.inc()
             await asyncio.sleep(options.backoff(attempt, call.context.generator.random()))
         try:
-            return await _dispatch(call, pair)
+            pair = choose_pair(call, tried)
         except RouterError as error:
-            if error.code != "upstream_unreachable":
-                raise
-            failure = error
-    raise failure or RouterError("internal_error", "No attempt was made.")
+            failure = failure if attempt else error
+            break
+        if attempt:
+            call.context.metrics.retries.inc()
+        try:
+            return await _dispatch(call, pair)
+        except _FailedError as error:
+            tried.add(error.worker.name)
+            last, failure = error.reply, error.error or failure
+    if last is not None:
+        return whole(last, call.request_id)
+    raise failure
 
 
 async def _dispatch(call: Call, pair: Pair) -> web.StreamResponse:
-    """Send to both. A prefill worker that cannot be reached ends the attempt, as its KV will never come; one that
-    answers with an error does not: decode knows by itself what to say."""
+    """Send to both. A prefill worker that cannot be reached ends the attempt, as its KV will never come. One that
+    answers with an error ends it a moment later: decode may know what to say by itself, but not always at once."""
     fields = bootstrap_fields(call, pair.prefill)
     body = with_fields(call.body, call.head, fields)
     extra = {DECODE_URL: pair.decode.url, ROOM: msgspec.json.encode(fields["bootstrap_room"]).decode()}
     sent = asyncio.create_task(_prefill(call, pair.prefill, body, extra))
     answered = asyncio.create_task(_decode(call, pair.decode, body, extra))
     both: set[asyncio.Task[Any]] = {sent, answered}
+    patience = 0.0
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if sent.done() and not answered.done() and "stream" not in call.request:
-            sent.result()
-        response, reply = await answered
+        if not answered.done() and (refused := await _refused(call, pair.prefill, sent, answered)) is not None:
+            return whole(refused, call.request_id)
+        response, reply = await _outcome(pair.decode, answered)
+        patience = _PREFILL_SECONDS
         if response is not None:
             return response
         assert reply is not None
+        if reply.status in RETRIED:
+            patience = 0.0
+            raise _FailedError(pair.prefill if _has_failed(sent) else pair.decode, reply)
         if call.head.return_logprob is True and reply.status == 200:
-            reply = _merge_logprobs(await sent, reply)
+            reply = _merge_logprobs(await _outcome(pair.prefill, sent), reply)
         return whole(reply, call.request_id)
     finally:
-        if answered.done() and not answered.cancelled() and answered.exception() is None:
-            # Decode has its answer: prefill has sent its pages, and its own answer is only waited for.
-            await asyncio.wait({sent}, timeout=1.0)
-        for task in both:
-            task.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
+        try:
+            if patience:  # decode has its answer: prefill has sent its pages, and its own answer is only waited for
+                await asyncio.wait({sent}, timeout=patience)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+
+
+async def _refused(call: Call, worker: Worker, sent: asyncio.Task[Reply], answered: asyncio.Task[Any]) -> Reply | None:
+    """What prefill, which is first to be done, refuses the request with, if decode does not say anything by itself.
+
+    Raises:
+        RouterError: it took too long.
+        _FailedError: prefill failed, and the client has nothing yet.
+    """
+    if "stream" in call.request:
+        return None
+    reply = await _outcome(worker, sent)
+    if reply.status < HTTPStatus.BAD_REQUEST:
+        return None
+    await asyncio.wait({answered}, timeout=_DECODE_SECONDS)
+    if answered.done() or "stream" in call.request:
+        return None
+    if reply.status in RETRIED:
+        raise _FailedError(worker, reply)
+    return reply
+
+
+def _has_failed(sent: asyncio.Task[Reply]) -> bool:
+    return sent.done() and (sent.exception() is not None or sent.result().status in RETRIED)
+
+
+async def _outcome(worker: Worker, task: asyncio.Task[_Outcome]) -> _Outcome:
+    """What the call of one side came to.
+
+    Raises:
+        RouterError: it took too long.
+        _FailedError: the worker could not be reached, or another request has the probe of its breaker.
+    """
+    try:
+        return await task
+    except RouterError as error:
+        if error.code not in ("upstream_unreachable", "breaker_open"):
+            raise
+        raise _FailedError(worker, error=error) from error
 
 
 async def _prefill(call: Call, worker: Worker, body: bytes, extra: dict[str, str]) -> Reply:
