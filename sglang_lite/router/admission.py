@@ -145,6 +145,9 @@ class Admission:
         """Let those run who may, and look again when the bucket will have filled."""
         while self.waiting and self._may_start():
             waiter = self._queues[self._counters.least_served()][0]
+            if waiter.turn.done():  # its client left in this very moment, and it has not run since
+                self._leave(waiter)
+                continue
             self._pop(waiter)
             self._start(waiter.slot, waiter.cost)
             waiter.turn.set_result(None)
@@ -162,7 +165,8 @@ class Admission:
         newest = self._queues[self._counters.heaviest()][-1]
         self._leave(newest)
         message = "Too many requests of yours wait; another tenant has its turn."
-        newest.turn.set_exception(RouterError("too_many_requests", message, _BUSY))
+        if not newest.turn.done():  # or its client left in this very moment
+            newest.turn.set_exception(RouterError("too_many_requests", message, _BUSY))
         return True
 
     def _leave(self, waiter: _Waiter) -> None:

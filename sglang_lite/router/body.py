@@ -8,6 +8,9 @@ import msgspec
 
 from sglang_lite.router.errors import RouterError
 
+NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading JSON fails with: it is none, or it is nested too deeply."""
+
 _BOOTSTRAP = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 _EMPTY = msgspec.Raw(b"")
 
@@ -50,11 +53,15 @@ class Head(msgspec.Struct, kw_only=True):
 
     @property
     def batch_size(self) -> int | None:
-        """Prompts of a batch; None for a single one."""
+        """Prompts of a batch; None for a single one.
+
+        Raises:
+            RouterError: what was left to the worker to check is no JSON.
+        """
         for raw in (self.text, self.prompt, self.input_ids):
             data = bytes(raw)
             if data.startswith(b"["):
-                items = msgspec.json.decode(data)
+                items = _decoded(data)
                 if items and isinstance(items[0], str | list):
                     return len(items)
         return None
@@ -75,7 +82,14 @@ def parse_head(body: bytes) -> Head:
     """
     try:
         return (_around_ids(body) if len(body) >= _LONG else None) or _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
+        raise RouterError("bad_request", "The body must be a JSON object.") from None
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except NOT_READ:
         raise RouterError("bad_request", "The body must be a JSON object.") from None
 
 
@@ -95,7 +109,7 @@ def _around_ids(body: bytes) -> Head | None:
         return None
     try:
         head = _decoder.decode(b"%b%b%b" % (body[:start], _STAND_IN, body[end:]))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         return None
     if bytes(head.input_ids) != _STAND_IN:
         return None
@@ -106,7 +120,7 @@ def _around_ids(body: bytes) -> Head | None:
 def with_fields(body: bytes, head: Head, fields: dict[str, Any]) -> bytes:
     """``body`` with ``fields``; bootstrap fields replace those of the caller."""
     if any(bytes(getattr(head, name)) for name in _BOOTSTRAP):
-        return msgspec.json.encode({**msgspec.json.decode(body), **fields})
+        return msgspec.json.encode({**_decoded(body), **fields})
     start = body.rstrip()[:-1].rstrip()
     comma = b"" if start.endswith(b"{") else b","
     return start + comma + msgspec.json.encode(fields)[1:]

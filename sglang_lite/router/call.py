@@ -24,9 +24,11 @@ _DROPPED = frozenset(
         "content-length",
         "transfer-encoding",
         "connection",
+        "content-encoding",  # the body is unpacked when it is read
         "keep-alive",
         "proxy-authenticate",
         "proxy-authorization",
+        "proxy-connection",
         "te",
         "trailer",
         "upgrade",
@@ -71,7 +73,7 @@ def request_id_of(request: web.Request, names: tuple[str, ...] = (REQUEST_ID,)) 
 def forwarded_headers(request: web.Request, request_id: str) -> dict[str, str]:
     """Headers that a worker gets."""
     headers = {name.lower(): value for name, value in request.headers.items()}
-    listed = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    listed = {name.strip().lower() for line in request.headers.getall("connection", ()) for name in line.split(",")}
     kept = {name: value for name, value in headers.items() if name not in _DROPPED and name not in listed}
     kept[REQUEST_ID] = request_id
     caller = request.get(CALLER, NOBODY)

@@ -11,6 +11,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from sglang_lite.router.body import NOT_READ
 from sglang_lite.router.call import forwarded_headers
 from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.errors import RouterError
@@ -52,7 +53,7 @@ async def _object(request: web.Request) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         raise RouterError("bad_request", "The body must be a JSON object.") from None
 
 
@@ -180,7 +181,7 @@ async def _load(context: RouterContext, worker: Worker) -> int:
                 return -1
             body = msgspec.json.decode(await response.read(), type=dict[str, Any])
             return int(body["aggregate"]["total_tokens"])
-    except (aiohttp.ClientError, ConnectionError, TimeoutError, msgspec.DecodeError, KeyError, TypeError, ValueError):
+    except (aiohttp.ClientError, ConnectionError, TimeoutError, *NOT_READ, KeyError, TypeError, ValueError):
         return -1
 
 
@@ -188,7 +189,7 @@ def _decoded(reply: Reply) -> dict[str, Any]:
     """The object that a worker answered; some answer text, which is none."""
     try:
         return msgspec.json.decode(reply.body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         return {}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from sglang_lite.router.body import NOT_READ
 from sglang_lite.router.grpc_answers import Answer, Frames, GrpcBrokenError, answer, json_answer, refusal
 from sglang_lite.router.grpc_messages import (
     TYPED,
@@ -68,7 +69,7 @@ def wants_stream(data: bytes | None) -> bool:
     """Whether a body asks for a stream."""
     try:
         return bool(data) and msgspec.json.decode(data or b"", type=_Streamed).stream is True
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         return False
 
 
@@ -101,7 +102,7 @@ def plan(method: str, path_and_query: str, data: bytes | None, offers_routes: bo
                 lambda messages: _controlled(path, typed.body(messages[0])),
                 is_stream_rpc=False,
             )
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         return refusal(path, "The body must be a JSON object.", 400)
     except NotCarriedError as error:
         return refusal(path, str(error), 400)

@@ -17,6 +17,7 @@ from sglang_lite.router.upstream import Upstream
 from sglang_lite.router.workers import Worker
 from sglang_lite.rpc.generated.sglang.runtime.v1 import sglang_pb2 as pb
 from sglang_lite.rpc.generated.sglang.runtime.v1 import sglang_pb2_grpc
+from sglang_lite.rpc.routed import ROUTE
 
 _MESSAGE_BYTES = 256 * 1024 * 1024
 _OPTIONS = (
@@ -32,7 +33,8 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_DROPPED = frozenset({"content-type", "content-length", "user-agent", "accept", "host", "connection", "te"})
+_DROPPED = frozenset({"content-type", "content-length", "user-agent", "accept", "host", "connection", "te", ROUTE})
+"""A client that could set ``ROUTE`` would call the control plane of workers by a route of the model."""
 _STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _TOLD = frozenset({"x-sgl-resumable"})
 """Initial metadata that are headers of a stream."""

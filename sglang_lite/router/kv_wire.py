@@ -77,7 +77,7 @@ def read_batch(payload: bytes) -> list[Change]:
     """
     try:
         return [change for raw in _batch.decode(payload).events if (change := _read(bytes(raw))) is not None]
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise WrongEventsError(str(error)) from None
 
 

@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from sglang_lite.router.body import NOT_READ
 from sglang_lite.router.call import forwarded_headers
 from sglang_lite.router.context import CONTEXT
 from sglang_lite.router.errors import RouterError
@@ -42,7 +43,7 @@ async def pass_on(request: web.Request) -> web.Response:
     data = await request.read()
     try:
         fields = msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         raise RouterError("bad_request", "The body must be a JSON object.") from None
     model = fields.get("model")
     path = PLAIN[request.path] + (f"?{request.query_string}" if request.query_string else "")
@@ -115,7 +116,7 @@ def _read(data: bytes, kind: type[_Body]) -> _Body:
         if "unknown field" in str(error):
             raise RouterError("unknown_field", str(error)) from None
         raise RouterError("bad_request", str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         raise RouterError("bad_request", "The body must be a JSON object.") from None
 
 
@@ -126,6 +127,6 @@ def _shaped(request: web.Request, reply: Reply, model: str | None, names: tuple[
     try:
         answer = msgspec.json.decode(reply.body, type=dict[str, Any])
         body = {"model": model, **{name: answer[name] for name in names}}
-    except (msgspec.DecodeError, KeyError):
+    except (*NOT_READ, KeyError):
         raise RouterError("upstream_status", "A worker's answer cannot be read.") from None
     return whole(Reply(200, {"content-type": "application/json"}, msgspec.json.encode(body)), request["request_id"])

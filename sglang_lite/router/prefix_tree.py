@@ -85,6 +85,7 @@ class PrefixTree:
         """Forget all that ``worker`` has seen."""
         keep = ~(1 << worker)
         stack = [self._root]
+        leaves: list[tuple[int, int, _Node]] = []
         while stack:
             node = stack.pop()
             for page, child in list(node.children.items()):
@@ -95,7 +96,9 @@ class PrefixTree:
                     self._drop(child)
                     del node.children[page]
             if not node.children and node.parent is not None:
-                self._push(node)
+                leaves.append((node.stamp, len(leaves), node))
+        heapq.heapify(leaves)
+        self._leaves, self._serial = leaves, len(leaves)  # the old entries would keep what is gone
 
     def _split(self, node: _Node, length: int) -> _Node:
         """Cut ``node`` after ``length`` bytes; returns the new upper part."""

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from sglang_lite.router.body import NOT_READ
 from sglang_lite.router.context import RouterContext
 from sglang_lite.router.workers import Worker
 
@@ -129,7 +130,7 @@ async def _server_info(context: RouterContext, worker: Worker) -> dict[str, Any]
             raise NotReadyError(f"{path}: status {status}", final=400 <= status < 500)
         try:
             info = msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except NOT_READ as error:
             raise NotReadyError(f"{path}: {error}", final=True) from error
         return info
     raise NotReadyError("neither /server_info nor /get_server_info exists", final=True)

@@ -46,7 +46,7 @@ class TextTokens:
             else:
                 return None
             return token_bytes(self._tokenizer.encode(text, add_special_tokens=special))
-        except (RequestError, msgspec.DecodeError, UnicodeError):
+        except (RequestError, msgspec.DecodeError, UnicodeError, RecursionError):
             return None
 
     def _rendered(self, body: Mapping[str, Any]) -> str:

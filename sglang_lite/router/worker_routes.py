@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from sglang_lite.observability.merging import merge_metrics
+from sglang_lite.router.body import NOT_READ
 from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.control import _json
 from sglang_lite.router.errors import RouterError
@@ -140,7 +141,7 @@ async def _add(request: web.Request) -> web.Response:
         worker = context.registry.add(
             wanted.url, role=wanted.worker_type, port=wanted.bootstrap_port, api_key=wanted.api_key
         )
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+    except (*NOT_READ, ValueError) as error:
         raise RouterError("bad_request", str(error)) from None
     worker.labels = wanted.labels or {}
     watch(context, worker)

@@ -1,0 +1,141 @@
+"""What clients and workers may send to the router that breaks nothing: bodies, headers, publishers, prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from sglang_lite.router.grpc_worker import metadata_of
+from sglang_lite.router.kv_wire import WrongEventsError, read_batch
+from sglang_lite.router.prefix_tree import PrefixTree
+from tests.router.test_pairs_and_control import decode, prefill
+from tests.router.test_proxy import CHAT, CHAT_PATH, code_of
+from tests.support.null_workers import NullWorker, RouterUnderTest, router_over
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, "/tokenize", "/flush_cache", "/v1/tokenize", "/workers"])
+async def test_bodies_that_are_nested_too_deeply(path: str) -> None:
+    async with router_over(NullWorker()) as router:
+        status, _, body = await router.post(path, b'{"model":' + b"[" * 20_000)
+        assert (status, code_of(body)) == (400, "bad_request")
+
+
+async def test_token_ids_that_are_no_json_in_front_of_a_pair() -> None:
+    """They are left to the worker to check, but a pair's fields depend on their number."""
+    async with router_over(prefill(), decode()) as router:
+        status, _, body = await router.post("/generate", b'{"input_ids":[1,,' + b"2," * 2_000 + b"2]}")
+        assert (status, code_of(body)) == (400, "bad_request")
+
+
+async def test_a_packed_body_arrives_unpacked_and_says_so() -> None:
+    worker = NullWorker()
+    async with router_over(worker) as router:
+        packed = gzip.compress(msgspec.json.encode(CHAT))
+        assert (await router.post(CHAT_PATH, packed, headers={"content-encoding": "gzip"}))[0] == 200
+        _, headers, body = worker.seen[-1]
+        assert "content-encoding" not in headers and msgspec.json.decode(body) == CHAT
+
+
+async def raw(router: RouterUnderTest, *lines: str) -> bytes:
+    """Status line of a chat request with these header lines."""
+    host, _, port = router.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = msgspec.json.encode(CHAT)
+    head = [f"POST {CHAT_PATH} HTTP/1.1", "host: x", f"content-length: {len(body)}", *lines, "", ""]
+    writer.write("\r\n".join(head).encode() + body)
+    try:
+        async with asyncio.timeout(5):
+            return await reader.readline()
+    finally:
+        writer.close()
+
+
+async def test_headers_of_one_hop_end_here() -> None:
+    worker = NullWorker()
+    async with router_over(worker) as router:
+        lines = ("connection: x-first", "connection: keep-alive, X-Second", "x-first: 1", "x-second: 2", "x-third: 3")
+        assert b"200" in await raw(router, *lines, "proxy-connection: keep-alive")
+        headers = worker.seen[-1][1]
+        assert headers["x-third"] == "3" and not {"x-first", "x-second", "proxy-connection"} & set(headers)
+
+
+def test_clients_do_not_choose_the_route_at_grpc_workers() -> None:
+    kept = metadata_of({"X-Sgl-Route": "POST /update_weights_from_disk", "authorization": "Bearer k"})
+    assert kept == [("authorization", "Bearer k")]
+
+
+def test_events_that_are_nested_too_deeply() -> None:
+    stored = b"\x97\xabBlockStored\x91\x01\xc0\xc0\x01" + b"\x91" * 100_000
+    for event in (stored, b"\x91" * 100_000):
+        with pytest.raises(WrongEventsError):
+            read_batch(b"\x93\x01\x91" + event)
+
+
+def test_workers_that_come_and_go_leave_nothing_in_the_tree() -> None:
+    tree = PrefixTree(64 << 20)
+    kept = [os.urandom(64) for _ in range(50)]
+    for key in kept:
+        tree.insert(key, 1)
+    for _ in range(20):
+        for _ in range(50):
+            tree.insert(os.urandom(64), 0)
+        tree.remove_worker(0)
+    assert len(tree._leaves) == 50 and all(tree.match(key, 2) == (64, 2) for key in kept)
+
+
+async def test_clients_that_leave_as_a_place_becomes_free() -> None:
+    """The one whose turn comes has been cancelled in the same moment, and has not run since."""
+    worker, go = NullWorker(), asyncio.Event()
+
+    async def wait(request: web.Request, data: bytes) -> web.StreamResponse:
+        await go.wait()
+        return web.Response(body=b"{}")
+
+    worker.answer = wait
+    async with router_over(worker, max_concurrent_requests=1, queue_size=4) as router:
+        admission = router.context.admission
+        tenant = router.context.tenants.of_call({})
+        held = asyncio.Event()
+
+        async def enter(event: asyncio.Event) -> None:
+            async with admission.enter(tenant, 1):
+                await event.wait()
+
+        first = asyncio.create_task(enter(held))
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(enter(asyncio.Event())) for _ in range(4)]
+        await asyncio.sleep(0)
+        held.set()
+        for task in waiting:
+            task.cancel()
+        await first
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert (admission.running, admission.waiting, admission._queues) == (0, 0, {})
+        go.set()
+        assert (await router.post(CHAT_PATH, CHAT))[0] == 200
+
+
+async def test_room_is_made_although_the_newest_leaves() -> None:
+    async with router_over(NullWorker(), max_concurrent_requests=1, queue_size=2) as router:
+        admission, tenants = router.context.admission, router.context.tenants
+
+        async def enter(name: str) -> None:
+            async with admission.enter(tenants.of_call({"x-tenant": name}), 1):
+                await asyncio.Event().wait()
+
+        tasks = [asyncio.create_task(enter("many")) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[2].cancel()
+        few = asyncio.create_task(enter("few"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not few.done() and admission.waiting == 2
+        for task in (*tasks, few):
+            task.cancel()
+        await asyncio.gather(*tasks, few, return_exceptions=True)
+        assert (admission.running, admission.waiting) == (0, 0)
