@@ -113,6 +113,8 @@ class RequestFlags(enum.IntFlag):
     """Log-probability of every output token (and of prompt tokens from ``logprob_start`` on when that is >= 0)."""
     HIDDEN_STATES = 4
     """With ``RETURN_LOGPROB``: also the hidden state behind each of these log-probabilities."""
+    REFUSED = 8
+    """The front has refused it; the core only tells the other half of its pair, which is on another server."""
 
 
 class RequestError(Exception):

@@ -42,7 +42,7 @@ from sglang_lite.engine.transport import Transport
 from sglang_lite.execution.base import AdaptingExecutor, ExecutionError, Executor, InterruptibleExecutor
 from sglang_lite.grammar.thinking import behind_thinking
 from sglang_lite.scheduler.scheduler import Scheduler
-from sglang_lite.types import OutputColumns, RequestColumns, StartupError
+from sglang_lite.types import OutputColumns, RequestColumns, RequestFlags, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -274,6 +274,9 @@ class EngineCore:
             self._scheduler.reject(missing, "the engine does not have the request's grammar any more; send it again")
         if unfit:
             self._scheduler.reject(unfit, "resume_from holds tokens that the request's grammar does not allow")
+        refused = columns.key[(columns.flags & int(RequestFlags.REFUSED)) != 0].tolist()
+        if refused:
+            self._scheduler.reject(refused, "refused")
         if self._role is not None:
             self._role.admitted(columns)
 

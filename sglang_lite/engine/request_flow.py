@@ -18,6 +18,7 @@ from sglang_lite.engine.grammar_front import GrammarFront, grammar_compiler, req
 from sglang_lite.engine.info import EngineInfo
 from sglang_lite.engine.limits import prepare_prompt
 from sglang_lite.engine.reader import RequestReader
+from sglang_lite.engine.refusals import refusal
 from sglang_lite.engine.replicas import ReplicaClient
 from sglang_lite.engine.shared_claims import SharedClaims
 from sglang_lite.engine.tokenization import TokenizationPool
@@ -93,8 +94,12 @@ class RequestFlow:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationOutput, None]:
         """See ``AsyncEngine.generate``."""
-        self.check_serving()
-        live = self._register(request)
+        try:
+            self.check_serving()
+            live = self._register(request)
+        except RequestError:
+            self._tell_partner(request)
+            raise
         try:
             if request.adapter is not None:
                 live.adapter = self._adapters.acquire(request.adapter)
@@ -117,6 +122,8 @@ class RequestFlow:
                 if output.finish_reason is not None:
                     return
         finally:
+            if live.state is None:
+                self._tell_partner(request)
             self._release(live)
 
     def abort(self, request_id: str, *, exact: bool = False) -> bool:
@@ -204,6 +211,7 @@ class RequestFlow:
         if live.aborted:
             state.finish_reason = abort_reason("Abort in waiting queue")
             state.waiter.notify()
+            self._tell_partner(request)
             return state
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self.send_unsent)
@@ -233,6 +241,11 @@ class RequestFlow:
             state.finish_reason = abort_reason(message, 400)
             state.finished_at = time.time()
             _notify([state])
+
+    def _tell_partner(self, request: GenerateRequest) -> None:
+        """The core will not get this request: its pair, if it is one of two, must not wait for it."""
+        if request.transfer is not None and self._client.failure is None:
+            self._client.submit(refusal(next(self._keys), request), [self._client.wanted_replica(request)])
 
     def _abort_keys(self, keys: list[int]) -> None:
         if keys:
