@@ -93,6 +93,13 @@ def table() -> Iterator[None]:
 
 def _table(rows: list[Row]) -> str:
     lines = [
+        "# What happens when a server of a pair dies",
+        "",
+        "Written by `tests/pd/test_server_faults.py` with real servers: a request is brought to a stage, one side is",
+        "killed or stopped there, and then the next requests must be right. A peer is given up after 2 s of silence",
+        "and a partner that never comes after 4 s (the defaults are longer); a client of a server that is killed sees",
+        "its connection end. [How to run it](disaggregation.md).",
+        "",
         "| transfers | stage | fault | of | what the client of decode got | answered after | pages back after |",
         "|---|---|---|---|---|---|---|",
     ]
