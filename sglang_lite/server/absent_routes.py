@@ -8,8 +8,15 @@ from sglang_lite.types import RequestError
 
 _OLLAMA = "Ollama's API is not served; use /v1/chat/completions, /v1/completions and /v1/models"
 
+_WEIGHTS = "weights do not come from another process; use /update_weights_from_disk"
+
 ADMINISTRATION = {
     "/load_lora_adapter_from_tensors": "use /load_lora_adapter with a directory on the server's machine",
+    "/init_weights_update_group": _WEIGHTS,
+    "/destroy_weights_update_group": _WEIGHTS,
+    "/update_weights_from_distributed": _WEIGHTS,
+    "/update_weights_from_tensor": _WEIGHTS,
+    "/update_weights_from_ipc": _WEIGHTS,
 }
 """Absent endpoints that need the administrator's key where one is set, and what to use instead."""
 

@@ -48,6 +48,10 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return error_response(request.path, error)
     except web.HTTPException as error:
         message = _REASONS.get(error.status, error.reason)
+        if isinstance(error, web.HTTPRequestEntityTooLarge):
+            message = f"{message}: a body may have {request.client_max_size} bytes"
+        elif "Allow" in error.headers:
+            message = f"{message}: {request.path[:200]} takes {error.headers['Allow'].replace(',', ', ')}"
         body = http_error_body(request.path, message, error.status, str(error.status))
         response = json_response(body, error.status)
         if "Allow" in error.headers:

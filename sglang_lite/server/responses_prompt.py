@@ -44,7 +44,8 @@ def refuse_unserved(body: ResponsesBody) -> None:
     """
     if body.top_logprobs or body.include:
         field = "include" if body.include else "top_logprobs"
-        raise RequestError(f"{field} is not supported", field=field)
+        message = f"{field} is not supported: responses have no log-probabilities, sources or encrypted reasoning"
+        raise RequestError(message, field=field)
     if body.truncation == "auto":
         raise RequestError("truncation auto is not supported; allowed: disabled", field="truncation")
 

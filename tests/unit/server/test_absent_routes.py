@@ -14,6 +14,7 @@ from tests.unit.server.test_routes import serving
         ("POST", "/api/chat", "/v1/chat/completions"),
         ("GET", "/api/tags", "/v1/models"),
         ("POST", "/v1/audio/transcriptions", "models for audio"),
+        ("POST", "/update_weights_from_tensor", "/update_weights_from_disk"),
     ],
 )
 async def test_absent_endpoints_say_what_to_use_instead(method: str, path: str, instead: str) -> None:
@@ -28,4 +29,5 @@ async def test_absent_endpoints_say_what_to_use_instead(method: str, path: str, 
 async def test_absent_operator_endpoints_need_the_admin_key() -> None:
     async with serving(FakeEngine(admin_api_key="root")) as (client, _):
         assert (await client.post("/update_weights_from_disk", json={})).status == 401
+        assert (await client.post("/init_weights_update_group", json={})).status == 401
         assert (await client.post("/api/chat", json={})).status == 501

@@ -61,4 +61,12 @@ async def test_a_body_that_is_too_large_is_told_so_in_json() -> None:
         sent = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         status, head, body = await exchange(number, sent + b"Content-Length: 99999999\r\n\r\n{")
         assert (status, b"content-type: application/json" in head) == (413, True)
-        assert msgspec.json.decode(body)["error"]["type"] == "request_too_large"
+        error = msgspec.json.decode(body)["error"]
+        assert error["type"] == "request_too_large"
+        assert "may have 33554432 bytes" in error["message"]
+
+
+async def test_a_method_that_is_not_taken_is_told_which_are() -> None:
+    async with port() as number:
+        _, _, body = await exchange(number, b"GET /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert msgspec.json.decode(body)["message"] == "Method Not Allowed: /v1/chat/completions takes POST"
