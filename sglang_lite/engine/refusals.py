@@ -1,4 +1,7 @@
-"""A request of a pair that a front refuses: the other half of the pair, on another server, waits for it."""
+"""Requests that are refused: by the engine, which is an error of the call, or by a front.
+
+When it is half of a pair that a front refuses, the other half, on another server, waits for it and must be told.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import numpy as np
 
 from sglang_lite.engine.batching import Submission, build_columns
 from sglang_lite.engine.limits import PreparedPrompt
-from sglang_lite.frontend.request import GenerateRequest
-from sglang_lite.types import RequestColumns, RequestFlags
+from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
+from sglang_lite.types import RequestColumns, RequestError, RequestFlags
+
+REFUSING_STATUSES = (400, 429)
+"""An engine that ends a request with one of these before any output has refused it."""
 
 
 def refusal(key: int, request: GenerateRequest) -> RequestColumns:
@@ -19,3 +25,13 @@ def refusal(key: int, request: GenerateRequest) -> RequestColumns:
     columns = build_columns([Submission(key, bare, PreparedPrompt(np.zeros(1, np.int32), 1))])
     columns.flags = columns.flags | np.uint32(RequestFlags.REFUSED)
     return columns
+
+
+def raise_if_refused(output: GenerationOutput) -> None:
+    """A request that the engine refused never ran: that is an error of the call, not a result."""
+    reason = output.finish_reason
+    if reason is None or reason.type != "abort" or reason.status_code not in REFUSING_STATUSES:
+        return
+    if len(output.output_ids) > output.resumed_tokens:
+        return
+    raise RequestError(reason.message or "the request was refused", status=reason.status_code)

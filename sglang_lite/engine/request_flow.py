@@ -18,7 +18,7 @@ from sglang_lite.engine.grammar_front import GrammarFront, grammar_compiler, req
 from sglang_lite.engine.info import EngineInfo
 from sglang_lite.engine.limits import prepare_prompt
 from sglang_lite.engine.reader import RequestReader
-from sglang_lite.engine.refusals import refusal
+from sglang_lite.engine.refusals import raise_if_refused, refusal
 from sglang_lite.engine.replicas import ReplicaClient
 from sglang_lite.engine.shared_claims import SharedClaims
 from sglang_lite.engine.tokenization import TokenizationPool
@@ -27,9 +27,6 @@ from sglang_lite.frontend.output import OutputProcessor, SequenceState, abort_re
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.types import OutputColumns, RequestError
-
-REFUSING_STATUSES = (400, 429)
-"""An engine that ends a request with one of these before any output has refused it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +114,7 @@ class RequestFlow:
             while True:
                 await reader.wait()
                 output = self.processor.snapshot(state)
-                _raise_if_refused(output)
+                raise_if_refused(output)
                 yield output
                 if output.finish_reason is not None:
                     return
@@ -294,13 +291,3 @@ def _notify(states: Sequence[SequenceState]) -> None:
         waiter: Any = state.waiter
         if waiter is not None:
             waiter.notify()
-
-
-def _raise_if_refused(output: GenerationOutput) -> None:
-    """A request that the engine refused never ran: that is an error of the call, not a result."""
-    reason = output.finish_reason
-    if reason is None or reason.type != "abort" or reason.status_code not in REFUSING_STATUSES:
-        return
-    if len(output.output_ids) > output.resumed_tokens:
-        return
-    raise RequestError(reason.message or "the request was refused", status=reason.status_code)
