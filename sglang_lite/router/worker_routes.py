@@ -47,11 +47,13 @@ async def alive(request: web.Request) -> web.Response:
 
 
 async def ready(request: web.Request) -> web.Response:
-    """Whether a request would find a worker. Breakers are looked at, not used."""
+    """Whether a request would find a worker, or a pair. Breakers are looked at, not used."""
     context = request.app[CONTEXT]
     workers = context.registry.registered()
     healthy = sum(worker.healthy for worker in workers)
-    able = healthy > 0 and not context.draining
+    roles = {worker.role for worker in workers if worker.healthy}
+    enough = {"prefill", "decode"} <= roles if context.options.is_paired else healthy > 0
+    able = enough and not context.draining
     body = {
         "status": "ready" if able else "not ready",
         "healthy_workers": healthy,

@@ -72,6 +72,12 @@ async def test_no_pair(workers: list, code: str) -> None:  # type: ignore[type-a
         assert not any(worker.seen for worker in made)
 
 
+@pytest.mark.parametrize(("workers", "status"), [([prefill], 503), ([decode], 503), ([prefill, decode], 200)])
+async def test_one_half_is_not_ready(workers: list, status: int) -> None:  # type: ignore[type-arg]
+    async with router_over(*(make() for make in workers)) as router:
+        assert (await router.get("/readyz"))[0] == status
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/classify", "/v1/score", "/v1/responses"])
 async def test_what_pairs_do_not_serve(path: str) -> None:
     """C919."""
