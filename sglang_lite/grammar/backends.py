@@ -7,6 +7,7 @@ import importlib.util
 
 from sglang_lite.grammar.base import GrammarBackend, Vocabulary
 from sglang_lite.grammar.limits import MAX_GRAMMAR_CHARACTERS
+from sglang_lite.grammar.locating import pointer_to_nul
 from sglang_lite.types import Grammar, RequestError
 
 BACKENDS = ("xgrammar", "llguidance", "none")
@@ -52,7 +53,8 @@ def check_text(grammar: Grammar) -> None:
         )
     escaped = grammar.kind in ("json_schema", "structural_tag") and "\\u0000" in grammar.text
     if "\0" in grammar.text or escaped:
-        raise RequestError(f"Invalid {grammar.kind}: NUL bytes (\\u0000) are not allowed", field=grammar.kind)
+        place = f" at {pointer_to_nul(grammar.text)}" if escaped else ""
+        raise RequestError(f"Invalid {grammar.kind}{place}: NUL bytes (\\u0000) are not allowed", field=grammar.kind)
     try:
         grammar.text.encode()
     except UnicodeEncodeError as error:

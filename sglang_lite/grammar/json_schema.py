@@ -76,6 +76,8 @@ def checked_parts(schema: Any, pointer: str) -> Iterator[tuple[dict[str, Any], s
     Raises:
         GrammarError: one is no schema, they are too many or too deep, or a type is none.
     """
+    if schema is False:
+        raise GrammarError(f"JSON Schema at {pointer} is false, so that no text matches it")
     pending = [(schema, pointer, 0)]
     num_properties = 0
     while pending:
@@ -148,7 +150,7 @@ def inner_schemas(part: dict[str, Any], where: str) -> Iterator[tuple[Any, str]]
     for key in _SCHEMA_MAPS:
         if isinstance(part.get(key), dict):
             for name, inner in part[key].items():
-                yield inner, f"{where}/{key}/{_escaped(name)}"
+                yield inner, f"{where}/{key}/{escaped(name)}"
 
 
 def read_structural_tag(text: str, library: str) -> dict[str, Any]:
@@ -176,7 +178,7 @@ def read_structural_tag(text: str, library: str) -> dict[str, Any]:
                 if key == "json_schema":
                     check_parts(inner, f"{where}/{key}", library)
                 else:
-                    pending.append((inner, f"{where}/{_escaped(key)}", depth + 1))
+                    pending.append((inner, f"{where}/{escaped(key)}", depth + 1))
     checked: dict[str, Any] = tag
     return checked
 
@@ -216,5 +218,6 @@ def decode_schema(text: str) -> Any:
         raise GrammarError(f"it is not valid JSON: {error}") from error
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
+    """A name as a part of a JSON pointer, cut where it is long."""
     return name.replace("~", "~0").replace("/", "~1")[:80]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from sglang_lite.grammar.endless import resolve_reference
-from sglang_lite.grammar.json_schema import inner_schemas
+from sglang_lite.grammar.json_schema import escaped, inner_schemas
 
 _MOST_TRIES = 400
 _DEFINITIONS = ("$defs", "definitions")
@@ -34,6 +36,25 @@ def pointer_to_fault(schema: Any, fault_of: Callable[[Any], str]) -> str:
                 break
         else:
             return pointer
+
+
+def pointer_to_nul(text: str) -> str:
+    """JSON pointer to the first string of a JSON text that has a NUL character, or to the whole if there is none."""
+    try:
+        pending: list[tuple[Any, str]] = [(msgspec.json.decode(text), "#")]
+    except (msgspec.DecodeError, RecursionError):
+        return "#"
+    while pending:
+        part, pointer = pending.pop()
+        if isinstance(part, str) and "\0" in part:
+            return pointer
+        if isinstance(part, dict):
+            if any("\0" in name for name in part):
+                return pointer
+            pending += [(inner, f"{pointer}/{escaped(name)}") for name, inner in reversed(part.items())]
+        elif isinstance(part, list):
+            pending += [(inner, f"{pointer}/{index}") for index, inner in reversed(list(enumerate(part)))]
+    return "#"
 
 
 def _next_parts(part: Any, pointer: str, root: Any) -> list[tuple[Any, str]]:

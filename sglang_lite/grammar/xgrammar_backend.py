@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from sglang_lite.grammar.base import UNDECIDED, GrammarError, TokenMatcher, Vocabulary
-from sglang_lite.grammar.json_schema import ANY_JSON, check_schema, read_structural_tag
+from sglang_lite.grammar.json_schema import ANY_JSON, check_schema, decode_schema, read_structural_tag
+from sglang_lite.grammar.locating import pointer_to_fault
 from sglang_lite.grammar.xgrammar_text import simplified
 from sglang_lite.types import Grammar, Int32Array
 
@@ -45,12 +46,24 @@ class XgrammarBackend:
         try:
             compiled = self._compile(compiler, grammar)
         except RuntimeError as error:
-            raise GrammarError(_readable(str(error))) from error
+            fault = _readable(str(error))
+            if grammar.kind == "json_schema" and grammar.text != ANY_JSON:
+                place = pointer_to_fault(decode_schema(grammar.text), self._fault_of_schema)
+                raise GrammarError(f"JSON Schema at {place}: {fault}") from error
+            raise GrammarError(fault) from error
         bits = np.zeros(self._width, dtype=np.int32)
         _Matcher(self._library.GrammarMatcher(compiled)).fill(bits)
         if not bits.any():
             raise GrammarError("no text matches it")
         return bytes([sees_markers]) + bytes(compiled.serialize_json(), "utf-8")
+
+    def _fault_of_schema(self, schema: Any) -> str:
+        """What the library says of a schema, empty when it takes it."""
+        try:
+            self._library.Grammar.from_json_schema(msgspec.json.encode(schema).decode())
+        except RuntimeError as error:
+            return _readable(str(error))
+        return ""
 
     def load(self, compiled: bytes) -> XgrammarGrammar:
         """See ``GrammarBackend.load``."""

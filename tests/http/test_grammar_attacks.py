@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -54,19 +53,27 @@ SATISFIABLE: list[tuple[str, Any]] = [
     ("null", {"type": "null"}),
     ("a pattern", {"type": "string", "pattern": "^[ab]{2}$"}),
 ]
-REFUSED: list[tuple[str, Any]] = [
-    ("itself", {"$ref": "#"}),
-    ("a null character", {"enum": ["\0"]}),
-    ("each other", {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
-    ("a banana", {"type": "banana"}),
-    ("false", False),
-    ("a list", []),
-    ("a string", "object"),
-    ("a number", 7),
-    ("2 MB", {"enum": ["x" * 2_000_000]}),
-    ("a broken pattern", {"type": "string", "pattern": "("}),
-    ("a pattern that looks back", {"type": "string", "pattern": "(?<=x)y"}),
-    ("nothing below it", {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}, "required": ["a"]}),
+REFUSED: list[tuple[str, Any, str]] = [
+    ("itself", {"$ref": "#"}, "#"),
+    ("a null character", {"enum": ["\0"]}, "#/enum/0"),
+    (
+        "each other",
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        "#/$defs/",
+    ),
+    ("a banana", {"type": "banana"}, "#/type"),
+    ("false", False, "#"),
+    ("a list", [], "#"),
+    ("a string", "object", "#"),
+    ("a number", 7, "#"),
+    ("2 MB", {"enum": ["x" * 2_000_000]}, "characters"),
+    ("a broken pattern", {"properties": {"a": {"type": "string", "pattern": "("}}}, "#/properties/a"),
+    ("a pattern that looks back", {"items": {"type": "string", "pattern": "(?<=x)y"}}, "#/items"),
+    (
+        "nothing below it",
+        {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}, "required": ["a"]},
+        "#/properties/a",
+    ),
 ]
 PATTERNS: list[dict[str, Any]] = [
     {"regex": "a{40}"},
@@ -116,8 +123,8 @@ async def test_b18_any_json(attacked: LocalServer, schema: Any) -> None:
         json.loads(answer["text"])
 
 
-@pytest.mark.parametrize("schema", [schema for _, schema in REFUSED], ids=[name for name, _ in REFUSED])
-async def test_b18_what_cannot_is_a_400_that_says_so(attacked: LocalServer, schema: Any) -> None:
+@pytest.mark.parametrize(("schema", "place"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+async def test_b18_what_cannot_is_a_400_that_says_where(attacked: LocalServer, schema: Any, place: str) -> None:
     started = time.monotonic()
     form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
     body = {"model": "chain", "messages": [{"role": "user", "content": "A"}], "response_format": form}
@@ -127,7 +134,7 @@ async def test_b18_what_cannot_is_a_400_that_says_so(attacked: LocalServer, sche
     ):
         reply = await attacked.post(path, request)
         assert reply.status in (400, 413), reply.text[:500]
-        assert re.search("schema|pattern|too large|too long|characters|body", reply.text), reply.text[:500]
+        assert place in reply.text, reply.text[:500]
     assert time.monotonic() - started < 25
     assert (await attacked.generate("A", sampling={"max_new_tokens": 2, "temperature": 0}))["text"] == "BC"
 
@@ -181,7 +188,7 @@ async def test_b19_patterns_freeze_nobody(attacked: LocalServer) -> None:
 
 async def test_b18_schemas_freeze_nobody(attacked: LocalServer) -> None:
     peace = await beside(attacked, None)
-    schemas = [schema for _, schema in (*SATISFIABLE, *REFUSED)]
+    schemas = [case[1] for case in (*SATISFIABLE, *REFUSED)]
     # Another spelling is another grammar: nothing here is found compiled.
     attack = [
         {"text": "A", "sampling_params": {"json_schema": json.dumps(schema) + " ", "max_new_tokens": 16}}

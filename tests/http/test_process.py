@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
@@ -13,9 +14,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.chain_model import build_chain_model
 from tests.support.server import ServerProcess, read_event
 
 
@@ -39,15 +42,16 @@ def refused(port: int) -> bool:
 class Stream(threading.Thread):
     """A client thread that reads a stream to its end."""
 
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: ServerProcess, tokens: int = 1000) -> None:
         super().__init__(daemon=True)
         self._url = server.url
+        self._tokens = tokens
         self.events: list[Any] = []
         self.began = threading.Event()
         self.error: Exception | None = None
 
     def run(self) -> None:
-        sampling = {"max_new_tokens": 1000, "ignore_eos": True, "temperature": 0}
+        sampling = {"max_new_tokens": self._tokens, "ignore_eos": True, "temperature": 0}
         body = json.dumps({"text": "A", "stream": True, "sampling_params": sampling}).encode()
         try:
             with urllib.request.urlopen(urllib.request.Request(f"{self._url}/generate", body), timeout=60) as response:
@@ -119,12 +123,28 @@ def process_seconds(pid: int) -> float:
 
 
 @pytest.mark.slow
-def test_idle_server_does_not_spin(smoke_server: ServerProcess) -> None:
-    """C413 over 10 seconds"""
-    before = process_seconds(smoke_server.process.pid)
-    time.sleep(10)
-    assert process_seconds(smoke_server.process.pid) - before < 0.02 * 10
-    assert post(smoke_server, "/v1/completions", {"prompt": "hi", "max_tokens": 1})["choices"]
+@pytest.mark.timeout(120)
+def test_idle_server_does_not_spin_and_wakes_at_once(smoke_server: ServerProcess) -> None:
+    """C413: 30 seconds, of which each third ends with a request."""
+    address = urlsplit(smoke_server.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+    body = json.dumps({"prompt": "hi", "max_tokens": 1, "temperature": 0})
+
+    def seconds_to_answer() -> float:
+        began = time.perf_counter()
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        assert json.loads(connection.getresponse().read())["choices"]
+        return time.perf_counter() - began
+
+    busy = sorted(seconds_to_answer() for _ in range(20))
+    before, woken = process_seconds(smoke_server.process.pid), []
+    for _ in range(3):
+        time.sleep(10)
+        woken.append(seconds_to_answer())
+    assert process_seconds(smoke_server.process.pid) - before < 0.02 * 30
+    # The best of three: this machine has other things to do as well.
+    assert min(woken) < busy[10] + 0.005, (woken, busy)
+    connection.close()
 
 
 def test_taken_port(smoke_model: Path, tmp_path: Path, smoke_server: ServerProcess) -> None:
@@ -154,11 +174,12 @@ def test_no_device_is_no_silent_cpu(smoke_model: Path, tmp_path: Path) -> None:
         assert refused(server.port)
 
 
-def test_termination_ends_streams_and_process(chain_model: Path, tmp_path: Path) -> None:
+def test_termination_ends_streams_and_process(tmp_path: Path) -> None:
     """C411: with a drain window of half a second"""
-    with start(chain_model, tmp_path, "--drain-timeout", "0.5", "--max-total-tokens", "32768") as server:
+    model = build_chain_model(tmp_path / "long", context_length=131072)
+    with start(model, tmp_path, "--drain-timeout", "0.5", "--max-total-tokens", "32768") as server:
         server.wait_ready()
-        streams = [Stream(server) for _ in range(8)]
+        streams = [Stream(server, 100_000) for _ in range(8)]
         for stream in streams:
             stream.start()
         for stream in streams:
@@ -171,7 +192,7 @@ def test_termination_ends_streams_and_process(chain_model: Path, tmp_path: Path)
             assert stream.error is None
             last = stream.events[-2] if stream.events[-1] == "[DONE]" else stream.events[-1]
             reason = (last.get("meta_info") or {}).get("finish_reason") or {}
-            assert reason.get("type") in ("abort", "length") or "error" in last
+            assert reason.get("type") == "abort" or "error" in last
 
 
 def test_second_signal_does_not_wait(chain_model: Path, tmp_path: Path) -> None:

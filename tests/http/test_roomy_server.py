@@ -84,15 +84,15 @@ async def test_b11_an_empty_prompt_is_the_begin_token(roomy: LocalServer, stream
     native = await roomy.generate("", sampling={"max_new_tokens": 4})
     assert (native["meta_info"]["prompt_tokens"], native["meta_info"]["finish_reason"]["matched"]) == (1, 258)
     for prompt in ("", [""]):
-        body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "stream": stream}
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "stream": stream}
         reply = await roomy.post("/v1/completions", body)
         assert reply.status == 200, reply.text
         choice = (reply.events[-2] if stream else reply.json())["choices"][0]
         assert (choice["finish_reason"], choice["matched_stop"]) == ("stop", 258)
-    for body in ({"input_ids": []}, {"input_ids": [[1], []]}, {"text": []}):
-        assert (await roomy.post("/generate", body)).status == 400
-    for prompts in ([], [[]]):
-        assert (await roomy.post("/v1/completions", {"prompt": prompts})).status == 400
+    empty: list[Any] = [[], [[]], [[1], []]]
+    for ids in empty:
+        assert (await roomy.post("/generate", {"input_ids": ids})).status == 400
+        assert (await roomy.post("/v1/completions", {"prompt": ids})).status == 400
 
 
 @pytest.mark.parametrize("content", ["", []])
@@ -106,7 +106,8 @@ async def test_b11_an_empty_message_is_what_the_template_makes_of_it(server: Loc
 async def test_b11_a_template_that_makes_nothing_is_a_400(chain_model: Path) -> None:
     options: dict[str, Any] = {"page_size": 1, "max_total_tokens": 256, "chat_template": "{{ messages[0].content }}"}
     async with local_server(chain_model, **options) as server:
-        for content in ("", []):
+        contents: list[Any] = ["", []]
+        for content in contents:
             reply = await server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
             assert reply.status == 400, reply.text
         reply = await server.post("/v1/embeddings", {"input": []})

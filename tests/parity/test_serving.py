@@ -22,7 +22,7 @@ from sglang_lite.types import StartupError
 from tests.support.greedy_check import assert_greedy
 from tests.support.in_process_engine import InProcessEngine, tokens_of, write_character_tokenizer
 from tests.support.model_library import Example, Library, full_pass
-from tests.support.server import local_server
+from tests.support.server import LocalServer, local_server
 from tests.support.tiny_checkpoints import CASES, COMMON
 
 NUM_GENERATED = 12
@@ -110,6 +110,38 @@ async def test_a_core_process_gives_the_same_tokens(library: Library, case: str)
         info = (await server.get("/model_info")).json()
     assert_greedy(example.oracle, prompt, tokens_of(reply.json()["choices"][0]["text"]))
     assert info["architectures"] == [read_description(example.directory).architecture]
+
+
+async def test_c422_c512_64_at_once_give_what_each_gives_alone(library: Library) -> None:
+    """Mixed lengths, cold and then from the cache: equal ids but for ties, and equal log-probabilities."""
+    example = library.example("qwen3")
+    write_character_tokenizer(example.directory, COMMON["vocab_size"])
+    prompts = [(example.token_ids * 2)[start : start + 1 + start * 7 % 61] for start in range(64 // 2)]
+    prompts += [[3 + start, *prompt] for start, prompt in enumerate(prompts)]
+    options: dict[str, Any] = {"page_size": 4, "chunked_prefill_size": 32, "max_total_tokens": 8192}
+
+    async def ask(server: LocalServer, index: int) -> tuple[list[int], list[float], int]:
+        sampling = {"max_new_tokens": 4 + index % 9, "ignore_eos": True}
+        result = await server.generate(input_ids=prompts[index], sampling=sampling, return_logprob=True)
+        scores = [entry[0] for entry in result["meta_info"]["output_token_logprobs"]]
+        return result["output_ids"], scores, result["meta_info"]["cached_tokens"]
+
+    async with local_server(example.directory, max_running_requests=64, **options) as server:
+        alone = []
+        for index in range(64):
+            await server.post("/flush_cache")
+            alone.append(await ask(server, index))
+        await server.post("/flush_cache")
+        for _ in range(2):
+            together = await asyncio.gather(*(ask(server, index) for index in range(64)))
+            for prompt, (ids, scores, _), (other, others, _) in zip(prompts, alone, together, strict=True):
+                if other == ids:
+                    assert others == pytest.approx(scores, abs=1e-4)
+                else:
+                    assert_greedy(example.oracle, prompt, other)
+            assert sum(one[0] == other[0] for one, other in zip(alone, together, strict=True)) >= 62
+    assert sum(cached for _, _, cached in alone) == 0
+    assert sum(cached for _, _, cached in together) > 500
 
 
 def test_c017_a_refused_model_is_named_before_a_process_starts(tmp_path: Path, library: Library) -> None:
