@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -37,7 +38,7 @@ ERROR_CODE = "x-router-error-code"
 async def test_every_error_has_its_code_in_a_header_and_no_address(fault: str, status: int, code: str) -> None:
     """C902."""
     worker = NullWorker()
-    options = {"request_timeout_secs": 0.2} if fault == "hangs" else {}
+    options: dict[str, Any] = {"request_timeout_secs": 0.2} if fault == "hangs" else {}
     async with router_over(worker, **options) as router:
         port = worker.url.rpartition(":")[2].encode()
         worker.answer = hang if fault == "hangs" else None
