@@ -31,7 +31,8 @@ def test_what_works_is_what_is_routed() -> None:
     works = "\n".join(row.split(" | ")[1] for row in table.splitlines() if row.count(" | ") >= 2)
     named = {path.rstrip("/") for path in re.findall(r"`(/[a-z][a-z0-9_./]*)", works)}
     app = make_app(ServerContext(FakeEngine(enable_metrics=True)))
-    served, refused = set(), set()
+    served: set[str] = set()
+    refused: set[str] = set()
     for route in app.router.routes():
         path = "" if route.resource is None else route.resource.canonical
         kind = refused if route.handler is absent else served
