@@ -31,7 +31,8 @@ class BreakerLimits:
 
 class Breaker:
     """One worker's breaker. A caller asks ``allows`` as often as it likes, ``acquire`` once for a request that it
-    sends, and then says exactly once how that ended: ``succeed``, ``fail`` or ``forget``."""
+    sends, and then says exactly once how that ended: ``succeed``, ``fail`` or ``forget``, and whether it was the probe.
+    What was sent before the breaker opened says nothing about whether it may close, and does not end the probe."""
 
     __slots__ = ("_failures", "_limits", "_opened", "_probing", "_successes", "state")
 
@@ -60,19 +61,19 @@ class Breaker:
             self._probing = True
         return True
 
-    def succeed(self) -> None:
+    def succeed(self, is_probe: bool = True) -> None:
         """The body was delivered whole."""
         self._failures = 0
-        if self.state is BreakerState.HALF_OPEN:
+        if self.state is BreakerState.HALF_OPEN and is_probe:
             self._probing = False
             self._successes += 1
             if self._successes >= self._limits.successes:
                 self.state = BreakerState.CLOSED
                 self._successes = 0
 
-    def fail(self, now: float) -> None:
+    def fail(self, now: float, is_probe: bool = True) -> None:
         """The worker could not be reached, said 5xx or cut its body."""
-        if not self._limits.failures:
+        if not self._limits.failures or (self.state is BreakerState.HALF_OPEN and not is_probe):
             return
         self._failures += 1
         if self.state is BreakerState.HALF_OPEN or (
@@ -81,7 +82,8 @@ class Breaker:
             self.state = BreakerState.OPEN
             self._opened = now
             self._successes = 0
-        self._probing = False
+        if is_probe:
+            self._probing = False
 
     def reset(self) -> None:
         """The worker is another process now."""
@@ -89,6 +91,7 @@ class Breaker:
         self._failures = self._successes = 0
         self._probing = False
 
-    def forget(self) -> None:
+    def forget(self, is_probe: bool = True) -> None:
         """The client left first: that says nothing about the worker, and the next request may probe."""
-        self._probing = False
+        if is_probe:
+            self._probing = False

@@ -42,11 +42,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RouterContext:
-    """State of a router process. ``session`` exists while the application runs."""
+    """State of a router process. ``session`` exists while the application runs.
+
+    Attributes:
+        serving: calls that have no answer yet, whether a worker has them or not.
+    """
 
     options: RouterOptions
     generator: random.Random = field(default_factory=random.SystemRandom)
     draining: bool = False
+    serving: int = 0
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
     scopes: dict[int, asyncio.Timeout] = field(default_factory=dict)
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from aiohttp import web
 from sglang_lite.router.access import CALLER
 from sglang_lite.router.bodies import read_body
 from sglang_lite.router.call import REQUEST_ID, request_id_of
-from sglang_lite.router.context import CONTEXT
+from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.errors import RouterError, error_body, error_response
 from sglang_lite.router.exchange import end_stream
 from sglang_lite.router.siblings import is_sibling
@@ -26,6 +26,14 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def envelope(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Serve a request; whatever goes wrong becomes the envelope of ``errors``."""
     context = request.app[CONTEXT]
+    context.serving += 1
+    try:
+        return await _served(request, handler, context)
+    finally:
+        context.serving -= 1
+
+
+async def _served(request: web.Request, handler: _Handler, context: RouterContext) -> web.StreamResponse:
     started = time.monotonic()
     request["request_id"] = request_id_of(request, context.options.request_id_headers)
     resource = request.match_info.route.resource

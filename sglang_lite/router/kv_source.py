@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from sglang_lite.cache.namespace import EventFormat
 from sglang_lite.configuration.kv_events import KVEventsConfig
+from sglang_lite.router.workers import normalize_url
 from sglang_lite.types import StartupError
 
 logger = logging.getLogger(__name__)
@@ -89,9 +89,12 @@ def parse_endpoints(texts: Sequence[str]) -> dict[str, tuple[str, str | None]]:
             KVEventsConfig.parse({"publisher": "zmq", "endpoint": endpoint, "replay_endpoint": replay or None})
         except ValueError as error:
             raise StartupError(f"--kv-events-endpoints {text!r}: {error}") from None
-        if not separator or not urlsplit(url).hostname:
+        if not separator:
             raise StartupError(f"--kv-events-endpoints {text!r}: must be WORKER_URL=ENDPOINT[,REPLAY_ENDPOINT]")
-        found[url.rstrip("/")] = (endpoint, replay or None)
+        try:
+            found[normalize_url(url)] = (endpoint, replay or None)
+        except ValueError as error:
+            raise StartupError(f"--kv-events-endpoints {text!r}: {error}") from None
     return found
 
 

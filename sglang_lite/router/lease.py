@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from sglang_lite.router.breaker import BreakerState
 from sglang_lite.router.context import RouterContext
 from sglang_lite.router.errors import RouterError
 from sglang_lite.router.workers import Worker
@@ -21,11 +22,13 @@ class Lease:
         self._worker = worker
         self._lease = -1
         self._verdict: bool | None = None
+        self._is_probe = False
         self._scope = asyncio.timeout(None)
 
     async def __aenter__(self) -> Lease:
         if not self._worker.breaker.acquire(self._context.now):
             raise RouterError("breaker_open", "All workers have failed lately and rest; try again later.")
+        self._is_probe = self._worker.breaker.state is not BreakerState.CLOSED
         await self._scope.__aenter__()
         self._lease = self._context.leases.acquire(self._worker.index, self._context.now)
         self._context.scopes[self._lease] = self._scope
@@ -49,8 +52,8 @@ class Lease:
             raise RouterError("stale_request_expired", "The request was active for too long.") from None
         finally:
             if self._verdict is None:
-                breaker.forget()
+                breaker.forget(self._is_probe)
             elif self._verdict:
-                breaker.succeed()
+                breaker.succeed(self._is_probe)
             else:
-                breaker.fail(context.now)
+                breaker.fail(context.now, self._is_probe)

@@ -11,6 +11,9 @@ import heapq
 PAGE = 16
 """Bytes that tell siblings apart; beginnings are compared in steps of this length."""
 
+_NODE_BYTES = 320
+"""What an edge costs beside its key, about: many short prompts would take twenty times their length."""
+
 
 class _Node:
     __slots__ = ("children", "key", "parent", "stamp", "workers")
@@ -27,7 +30,10 @@ class PrefixTree:
     """The tree of one model.
 
     Args:
-        capacity: bytes of all edges together.
+        capacity: bytes of all edges together, with what they cost beside their keys.
+
+    Attributes:
+        size: bytes of all keys of edges.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -37,6 +43,7 @@ class PrefixTree:
         self._serial = 0
         self._leaves: list[tuple[int, int, _Node]] = []  # lazy: an entry may be out of date
         self.size = 0
+        self._nodes = 0
 
     def match(self, key: bytes, workers: int) -> tuple[int, int]:
         """The longest beginning of ``key`` that one of ``workers`` (bits) has seen.
@@ -70,6 +77,7 @@ class PrefixTree:
                 child = _Node(key[offset:], node, bit, self._clock)
                 node.children[page] = child
                 self.size += len(child.key)
+                self._nodes += 1
                 self._push(child)
                 break
             if not key.startswith(child.key, offset):
@@ -78,8 +86,12 @@ class PrefixTree:
             child.stamp = self._clock
             offset += len(child.key)
             node = child
-        if self.size > self._capacity:
+        if self._bytes > self._capacity:
             self._evict()
+
+    @property
+    def _bytes(self) -> int:
+        return self.size + _NODE_BYTES * self._nodes
 
     def remove_worker(self, worker: int) -> None:
         """Forget all that ``worker`` has seen."""
@@ -109,6 +121,7 @@ class PrefixTree:
         node.key = node.key[length:]
         node.parent = upper
         upper.children[node.key[:PAGE]] = node
+        self._nodes += 1
         return upper
 
     def _push(self, node: _Node) -> None:
@@ -121,13 +134,14 @@ class PrefixTree:
         while stack:
             gone = stack.pop()
             self.size -= len(gone.key)
+            self._nodes -= 1
             gone.parent = None
             stack.extend(gone.children.values())
 
     def _evict(self) -> None:
         """Leaves go until a tenth of the capacity is free, so that this runs seldom."""
         goal = self._capacity - self._capacity // 10
-        while self.size > goal and self._leaves:
+        while self._bytes > goal and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
             parent = node.parent
             if parent is None or node.children:
@@ -138,6 +152,7 @@ class PrefixTree:
             del parent.children[node.key[:PAGE]]
             node.parent = None
             self.size -= len(node.key)
+            self._nodes -= 1
             if not parent.children and parent.parent is not None:
                 self._push(parent)
 

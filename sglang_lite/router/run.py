@@ -102,13 +102,10 @@ def _orphaned(loop: asyncio.AbstractEventLoop, parent: int, drain: asyncio.Event
 
 
 async def wait_idle(context: RouterContext, at_once: asyncio.Event, seconds: float) -> None:
-    """Wait until no worker has a request of ours and none waits for its turn; ``at_once`` and the time end this."""
-    deadline, admission = context.now + seconds, context.admission
-    while (
-        (context.leases.total or admission.running or admission.waiting)
-        and not at_once.is_set()
-        and context.now < deadline
-    ):
+    """Wait until all calls have their answers, also those that no worker has at the moment, and control calls;
+    ``at_once`` and the time end this."""
+    deadline = context.now + seconds
+    while context.serving and not at_once.is_set() and context.now < deadline:
         try:
             await asyncio.wait_for(at_once.wait(), 0.02)
         except TimeoutError:

@@ -15,7 +15,7 @@ from sglang_lite.router.control import _json
 from sglang_lite.router.errors import RouterError
 from sglang_lite.router.registration import unwatch, watch
 from sglang_lite.router.siblings import Handler, KnownWorker, is_sibling
-from sglang_lite.router.workers import Worker
+from sglang_lite.router.workers import Worker, normalize_url
 
 INSTANCE = "instance"
 """Label with which a worker says which process it is: another one at the same address takes its place."""
@@ -158,7 +158,7 @@ def _accepted(worker: Worker) -> web.Response:
 def _same_process(context: RouterContext, wanted: NewWorker) -> Worker | None:
     """The worker that registers itself again; one whose process was replaced by another is removed."""
     instance = (wanted.labels or {}).get(INSTANCE)
-    known = context.registry.workers.get(wanted.url.strip().rstrip("/"))
+    known = context.registry.workers.get(normalize_url(wanted.url))
     if instance is None or known is None:
         return None
     if known.labels.get(INSTANCE) == instance:

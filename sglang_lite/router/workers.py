@@ -19,13 +19,15 @@ MAX_WORKERS = 4096
 
 
 def normalize_url(url: str) -> str:
-    """A worker's address without a slash at the end.
+    """A worker's address without a slash at the end; protocol and host, whose case says nothing, in small letters.
 
     Raises:
         ValueError: no address of a host, or one of a protocol whose library is not installed.
     """
-    text = url.strip().rstrip("/")
-    parts = urlsplit(text)
+    parts = urlsplit(url.strip().rstrip("/"))
+    user, at, place = parts.netloc.rpartition("@")
+    parts = parts._replace(netloc=user + at + place.lower())
+    text, _ = parts.geturl(), parts.port  # the port is checked where it is read
     if parts.scheme not in _SCHEMES or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"worker {url!r}: must be http[s]://HOST[:PORT] or grpc[s]://HOST:PORT")
     if parts.scheme in ("grpc", "grpcs"):

@@ -10,11 +10,14 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from sglang_lite.router.breaker import Breaker, BreakerLimits
 from sglang_lite.router.grpc_worker import metadata_of
 from sglang_lite.router.kv_wire import WrongEventsError, read_batch
+from sglang_lite.router.lease import Lease
 from sglang_lite.router.prefix_tree import PrefixTree
+from sglang_lite.router.run import wait_idle
 from tests.router.test_pairs_and_control import decode, prefill
-from tests.router.test_proxy import CHAT, CHAT_PATH, code_of
+from tests.router.test_proxy import CHAT, CHAT_PATH, code_of, fixed
 from tests.support.null_workers import NullWorker, RouterUnderTest, router_over
 
 
@@ -139,3 +142,76 @@ async def test_room_is_made_although_the_newest_leaves() -> None:
             task.cancel()
         await asyncio.gather(*tasks, few, return_exceptions=True)
         assert (admission.running, admission.waiting) == (0, 0)
+
+
+def test_many_short_prompts_take_no_more_memory_than_long_ones() -> None:
+    tree = PrefixTree(1 << 20)
+    for _ in range(10_000):
+        tree.insert(os.urandom(16), 0)
+    assert tree._nodes <= (1 << 20) // 320, "an edge costs some 300 bytes, however short it is"
+    tree.remove_worker(0)
+    assert (tree.size, tree._nodes, tree._leaves) == (0, 0, [])
+
+
+async def test_what_was_sent_before_the_breaker_opened_is_no_probe() -> None:
+    async with router_over(NullWorker()) as router:
+        context = router.context
+        worker = next(iter(context.registry.workers.values()))
+        worker.breaker = breaker = Breaker(BreakerLimits(failures=1, cooldown=0.0))
+        for verdict in (None, True, False):
+            breaker.reset()
+            async with Lease(context, worker) as old:
+                async with Lease(context, worker) as other:
+                    other.judge(False)
+                assert breaker.state.name == "OPEN"
+                probe = Lease(context, worker)
+                await probe.__aenter__()
+                if verdict is not None:
+                    old.judge(verdict)
+            assert breaker.state.name == "HALF_OPEN" and not breaker.allows(context.now)
+            probe.judge(True)
+            await probe.__aexit__(None, None, None)
+            assert breaker.state.name == "CLOSED"
+
+
+async def test_a_drain_waits_for_calls_that_no_worker_has_at_the_moment() -> None:
+    """Between two attempts, and control calls, which count as no load."""
+    worker, go = NullWorker(), asyncio.Event()
+    worker.answer = fixed(503)
+    async with router_over(worker, retry_initial_backoff_ms=60_000.0, retry_max_backoff_ms=60_000.0) as router:
+        call = asyncio.create_task(router.post(CHAT_PATH, CHAT))
+        async with asyncio.timeout(5):
+            while not worker.seen or router.context.leases.total:
+                await asyncio.sleep(0.01)
+        draining = asyncio.create_task(wait_idle(router.context, asyncio.Event(), 60))
+        await asyncio.sleep(0.1)
+        assert not draining.done()
+        call.cancel()
+        await asyncio.wait_for(draining, 5)
+
+        async def wait(request: web.Request, data: bytes) -> web.StreamResponse:
+            await go.wait()
+            return web.Response(body=b"{}")
+
+        worker.answer = wait
+        call = asyncio.create_task(router.post("/update_weights_from_disk", {"model_path": "p"}))
+        async with asyncio.timeout(5):
+            while not worker.count("/update_weights_from_disk"):
+                await asyncio.sleep(0.01)
+        draining = asyncio.create_task(wait_idle(router.context, asyncio.Event(), 60))
+        await asyncio.sleep(0.1)
+        assert not draining.done()
+        go.set()
+        assert (await call)[0] == 200
+        await asyncio.wait_for(draining, 5)
+
+
+async def test_one_address_in_several_spellings_is_one_worker() -> None:
+    async with router_over() as router:
+        assert (await router.post("/workers", {"url": "http://Host.Example:1/"}))[0] == 202
+        for url in ("http://host.example:1", "HTTP://HOST.example:1"):
+            status, _, body = await router.post("/workers", {"url": url})
+            assert (status, code_of(body)) == (400, "bad_request")
+        for url in ("http://host:99999", "http://host:x", "GRPC://host"):
+            assert (await router.post("/workers", {"url": url}))[0] == 400
+        assert list(router.context.registry.workers) == ["http://host.example:1"]
