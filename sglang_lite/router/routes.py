@@ -24,6 +24,7 @@ PLAIN = {
     "/parse/reasoning": "/separate_reasoning",
     "/parse_function_call": "/parse_function_call",
     "/separate_reasoning": "/separate_reasoning",
+    "/v1/messages/count_tokens": "/v1/messages/count_tokens",
 }
 """Work that any worker does, in a pair too -> the worker's path."""
 

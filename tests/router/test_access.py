@@ -186,6 +186,7 @@ async def test_small_work_is_passed_to_a_worker() -> None:
             ("/parse/function_call", "/parse_function_call"),
             ("/parse/reasoning", "/separate_reasoning"),
             ("/tokenize", "/tokenize"),
+            ("/v1/messages/count_tokens", "/v1/messages/count_tokens"),
         ):
             status, answer, sent = await ask(path, {"text": "x"})
             assert (status, answer, sent) == (
