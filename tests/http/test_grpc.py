@@ -181,6 +181,7 @@ def _without_times(body: Any) -> Any:
         ("Complete", "/v1/completions", {"model": "chain", "prompt": "A", "max_tokens": 4, "temperature": 0}),
         ("OpenAIEmbed", "/v1/embeddings", {"model": "chain", "input": ["A", "BC"]}),
         ("Score", "/v1/score", {"model": "chain", "query": "A", "items": ["B", "C"], "label_token_ids": [65, 66]}),
+        ("Rerank", "/v1/rerank", {"model": "chain", "query": "A", "documents": ["B", "C"]}),
     ],
 )
 async def test_openai_bodies_are_those_of_http(clients: GrpcClients, rpc: str, path: str, body: Any) -> None:

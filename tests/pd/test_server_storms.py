@@ -191,15 +191,27 @@ async def test_a_network_that_is_cut(backend: str, model: Path, oracle: Oracle, 
             await pair.wait_ready()
             calls = pair.both(pair.body(prompt_of(1, 40)))
             assert (await calls[DECODE]).tokens == oracle.tokens(prompt_of(1, 40))
-            pair.hold("half")
-            calls = pair.both(pair.body(prompt_of(2, 40)))
-            await pair.until(PREFILL, lambda load: load["disaggregation"]["prefill_inflight_queue_reqs"] == 1)
-            networks.cut()
-            for call in calls.values():
-                assert (await asyncio.wait_for(call, 12.0)).is_failure
-            answer = await pair.send(DECODE, pair.body(prompt_of(3, 40)))  # nobody can be reached now
-            assert answer.is_failure
-            pair.open()
+            for gate in ("half", "done"):  # in the middle of the pages, and behind the last of them
+                pair.hold(gate)
+                calls = pair.both(pair.body(prompt_of(2, 40)))
+                await pair.until(PREFILL, lambda load: load["disaggregation"]["prefill_inflight_queue_reqs"] == 1)
+                networks.cut()
+                ends = {role: await asyncio.wait_for(call, 12.0) for role, call in calls.items()}
+                assert ends[PREFILL].is_failure
+                assert ends[DECODE].is_failure or (
+                    gate == "done" and ends[DECODE].tokens == oracle.tokens(prompt_of(2, 40))
+                )
+                answer = await pair.send(DECODE, pair.body(prompt_of(3, 40)))  # nobody can be reached now
+                assert answer.is_failure
+                pair.open()
+                await pair.settled(30.0)
+                networks.mend()
+                await _meet_again(pair, oracle)
+            calls = pair.both(pair.body(prompt_of(70, 40), count=900))
+            await pair.until(DECODE, lambda load: load["num_running_reqs"] == 1)
+            networks.cut()  # while it decodes, it needs nobody
+            assert (await calls[DECODE]).tokens == oracle.tokens(prompt_of(70, 40), 900)
+            await calls[PREFILL]
             await pair.settled(30.0)
             networks.mend()
             await _meet_again(pair, oracle)
