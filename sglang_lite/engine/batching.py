@@ -76,10 +76,10 @@ def _extras(request: GenerateRequest, adapter: LoadedAdapter | None, grammar: st
         grammar=grammar,
         thinking=request.sampling.thinking if grammar else None,
         token_ids_logprob=request.token_ids_logprob if request.return_logprob else (),
+        transfer=request.transfer,
         num_resumed=num_resumed,
         tenant=request.tenant,
         tenant_weight=request.tenant_weight,
-        transfer=request.transfer,
     )
 
 

@@ -35,7 +35,7 @@ _REASONS = {
 }
 """What is not served -> why, and what to do instead."""
 
-_RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank")
+_RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
 
 
 def _is_set(value: Any) -> bool:
@@ -84,5 +84,4 @@ def wanted_replica(body: Mapping[str, Any], header: str | None, replicas: int) -
     for name, rank in ranks:
         if not 0 <= read_int(name, rank) < max(1, replicas):
             raise RequestError(f"{name}={rank} out of range [0, {max(1, replicas)})", field=name)
-    own = [rank for name, rank in ranks if name != "disagg_prefill_dp_rank"]  # that one names another server's
-    return int(own[0]) if own else None
+    return int(ranks[0][1]) if ranks else None
