@@ -20,8 +20,8 @@ MAX_WHITESPACE = 20
 COMPACT_WHITESPACE = 1
 """The same where a grammar is compact."""
 
-_LENIENT_CHARACTER = r"(([^\"\\\r\n]))"
-_STRICT_CHARACTER = r"(([^\0-\x1f\"\\\r\n]))"
+_LENIENT_CHARACTER = r"[^\"\\\r\n]"
+_STRICT_CHARACTER = r"[^\0-\x1f\"\\\r\n]"
 """A character of a string with a length: the library lets control characters pass, which no JSON reader takes."""
 
 _POSITION = re.compile(r"\[[\d:.]+\] \S+:\d+: ")

@@ -65,6 +65,25 @@ def test_the_same_grammar(
                 break
 
 
+@pytest.mark.parametrize(
+    "limits", [{"maxLength": 1}, {"maxLength": 3}, {"minLength": 2}, {"minLength": 1, "maxLength": 1}]
+)
+def test_no_string_holds_control_characters(backend: XgrammarBackend, limits: dict[str, int]) -> None:
+    """Whatever rule the library writes for a length: JSON takes none of them."""
+    for schema in (
+        {"type": "string", **limits},
+        {"type": "array", "items": {"type": "string", **limits}, "minItems": 1},
+    ):
+        matcher = backend.load(backend.compile(Grammar("json_schema", json.dumps(schema)))).matcher()
+        mask = np.zeros(VOCABULARY.mask_width, np.int32)
+        for token in b'"' if schema["type"] == "string" else b'["':
+            assert matcher.accept(token)
+        matcher.fill(mask)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: END + 1])
+        assert ord("a") in allowed
+        assert allowed.min() >= 0x20
+
+
 def test_required_properties_cost_in_proportion(backend: XgrammarBackend) -> None:
     def size(count: int, compact: bool) -> int:
         names = [f"p{number}" for number in range(count)]
