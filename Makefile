@@ -18,11 +18,16 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 demo: $(VENV)/.demo
 	KEEP_RUNNING=$(KEEP_RUNNING) $(BIN)/python -m sglang_lite.demo
 
-# Pairs of real servers run last, one after the other with nothing else beside them: their time matters.
+# Pairs of real servers mostly wait, so they run beside the rest. Their time matters: what fails then runs again alone.
+PAIRS := $(BIN)/python -m pytest tests/pd -o cache_dir=$(VENV)/pairs-cache
+
 test: $(VENV)/.test
 ifeq ($(strip $(PYTEST)),)
-	$(BIN)/python -m pytest -n $(JOBS) --ignore tests/pd
-	$(BIN)/python -m pytest tests/pd
+	@$(PAIRS) >$(VENV)/pairs.log 2>&1 & pairs=$$!; \
+	$(BIN)/python -m pytest -n $(JOBS) --ignore tests/pd; rest=$$?; \
+	wait $$pairs; again=$$?; cat $(VENV)/pairs.log; \
+	if [ $$again -ne 0 ]; then $(PAIRS) --last-failed; again=$$?; fi; \
+	exit $$((rest + again))
 else
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
 endif
