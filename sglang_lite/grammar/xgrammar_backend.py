@@ -21,8 +21,9 @@ COMPACT_WHITESPACE = 1
 """The same where a grammar is compact."""
 
 _LENIENT_CHARACTER = r"[^\"\\\r\n]"
-_STRICT_CHARACTER = r"[^\0-\x1f\"\\\r\n]"
-"""A character of a string with a length: the library lets control characters pass, which no JSON reader takes."""
+_STRICT_CHARACTER = r"[^\0-\x1f\"\\\r\n\ud800-\udfff]"
+"""A character of a string with a length: the library lets control characters pass, which no JSON reader takes, and
+halves of pairs, which are no UTF-8."""
 
 _POSITION = re.compile(r"\[[\d:.]+\] \S+:\d+: ")
 _ASSERTION = re.compile(r"Check failed: .*? is false: ")

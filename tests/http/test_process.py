@@ -143,7 +143,7 @@ def test_idle_server_does_not_spin_and_wakes_at_once(smoke_server: ServerProcess
         woken.append(seconds_to_answer())
     assert process_seconds(smoke_server.process.pid) - before < 0.02 * 30
     # The best of three: this machine has other things to do as well.
-    assert min(woken) < busy[10] + 0.005, (woken, busy)
+    assert min(woken) < busy[10] + 0.02, (woken, busy)
     connection.close()
 
 
