@@ -108,7 +108,9 @@ def told(status: int, body: Any) -> Any:
     for line in body.splitlines():
         if line.startswith("data: {"):
             for path, value in pieces(essence(json.loads(line[6:]))):
-                is_text = isinstance(value, str) and path.endswith(("content", "arguments", "delta", "delta/text", "partial_json"))
+                is_text = isinstance(value, str) and path.endswith(
+                    ("content", "arguments", "delta", "delta/text", "partial_json")
+                )
                 joined[path] = joined.get(path, "") + value if is_text else value
     return status, joined, body.count("data: [DONE]")
 
