@@ -68,6 +68,7 @@ def engine(request: pytest.FixtureRequest, chain_model: Path) -> Iterator[Engine
         yield made
 
 
+@pytest.mark.timeout(300)
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
