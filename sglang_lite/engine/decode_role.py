@@ -97,16 +97,16 @@ class DecodeRole:
         self._sessions.close(grace_s)
 
     def _reserve(self, now: float) -> None:
-        """Open sessions in the order of arrival, as far as pages can be spared."""
+        """Open sessions in the order of the scheduler's policy, as far as pages can be spared."""
         for key in self._unopened.keys() - self._waiting_since.keys():
             self._waiting_since[key] = now
         for key in self._waiting_since.keys() - self._unopened.keys():
             del self._waiting_since[key]
-        for key, params in list(self._unopened.items()):
+        for key in self._scheduler.without_pages() if self._unopened else ():
             pages = self._scheduler.reserve_incoming(key)
             if pages is None:
                 return
-            del self._unopened[key]
+            params = self._unopened.pop(key)
             self._open.add(key)
             self._distributions.observe("kv_transfer_alloc_ms", (now - self._waiting_since.pop(key)) * 1e3)
             self._sessions.open(key, params.rid, params, pages, self._scheduler.prompt_length(key), 0)

@@ -39,6 +39,12 @@ def release_held(state: SchedulerState, key: int, *, lent: bool) -> bool:
     return True
 
 
+def without_pages(state: SchedulerState) -> list[int]:
+    """Keys of held requests for which no pages are reserved, in the order of the policy."""
+    waiting = [request for request in state.transfers.held.values() if request.incoming is None]
+    return [request.key for request in state.queue.ordered(waiting)]
+
+
 def reserve_incoming(state: SchedulerState, key: int) -> Int32Array | None:
     """Pages that the prompt of a held request is to be written to, or None while they cannot be spared.
 
@@ -54,6 +60,7 @@ def reserve_incoming(state: SchedulerState, key: int) -> Int32Array | None:
     if state.pages.num_available < needed + kept or not state.pages.reserve(needed):
         return None
     request.incoming = state.pages.pool.allocate(needed)
+    state.queue.num_admitted += 1
     request.lent = True
     request.scored = request.prompt_length  # the prefill side has scored the prompt, and tells its own client
     return request.incoming[: -(-request.prompt_length // size)]
@@ -93,7 +100,7 @@ def join(state: SchedulerState, key: int, token: int, code: FinishCode, matched:
 def start_arrived(state: SchedulerState, now: float) -> None:
     """Give rows to requests whose prompts are here; they go on behind their first token."""
     while state.transfers.arrived and state.table.num_free_rows:
-        request = state.transfers.arrived[0]
+        request = state.queue.ordered(state.transfers.arrived)[0]
         own = request.incoming
         if own is None:
             raise ValueError(f"request {request.key} has arrived without pages")

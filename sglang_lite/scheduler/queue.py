@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sglang_lite.scheduler.config import SchedulerConfig
@@ -66,6 +66,14 @@ class WaitingQueue:
         """The request that arrived first."""
         return self._head(self._by_age)
 
+    def ordered(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """``requests`` that wait elsewhere, the oldest first, in the order in which they should be served."""
+        if self._config.policy != "priority" or len(requests) < 2:
+            return requests
+        starved = [request for request in requests if self._has_starved(request)]
+        others = [request for request in requests if not self._has_starved(request)]
+        return [*starved, *sorted(others, key=self.rank)]
+
     def requests(self) -> list[Request]:
         """All waiting requests, the oldest first."""
         return [self._entries[order][0][2] for order in sorted(self._entries)]
@@ -112,9 +120,10 @@ class WaitingQueue:
         if self._config.policy == "fcfs":
             return None
         oldest = self.oldest()
-        if oldest is None or self.num_admitted - oldest.admitted_before < self._config.starvation_limit:
-            return None
-        return oldest
+        return oldest if oldest is not None and self._has_starved(oldest) else None
+
+    def _has_starved(self, request: Request) -> bool:
+        return self.num_admitted - request.admitted_before >= self._config.starvation_limit
 
     @staticmethod
     def _head(heap: list[_Entry]) -> Request | None:

@@ -118,7 +118,7 @@ class Request:
         cached_tokens: prompt tokens found in the cache on the first run, -1 before it.
         node: the locked node of the radix tree, None while nothing is locked.
         adapter_slot: where its low-rank adapter is loaded, ``NO_ADAPTER`` for none.
-        admitted_before: requests the scheduler had admitted to run when this one arrived (a logical clock).
+        admitted_before: requests the scheduler had admitted to run, or to get pages, when this one arrived (a clock).
         started: time of the first chunk, None before it.
         timeline: where its time went.
         tenant: slot of who pays for it, 0 without fair scheduling.

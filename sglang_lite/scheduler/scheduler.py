@@ -239,6 +239,10 @@ class Scheduler:
         """See ``handover.release_held``."""
         return handover.release_held(self._state, key, lent=lent)
 
+    def without_pages(self) -> list[int]:
+        """See ``handover.without_pages``."""
+        return handover.without_pages(self._state)
+
     def reserve_incoming(self, key: int) -> Int32Array | None:
         """See ``handover.reserve_incoming``."""
         return handover.reserve_incoming(self._state, key)

@@ -84,7 +84,7 @@ class Transfers:
 
     Attributes:
         held: key -> request that waits for its peer, the oldest first.
-        arrived: requests whose prompt is here and that wait for a row, the oldest first.
+        arrived: requests whose prompt is here and that wait for a row, in the order in which the prompts came.
         ended: keys of requests that ended, however they did, since they were last taken.
         written: pages that committed plans completed, since they were last taken.
     """

@@ -67,7 +67,7 @@ class Played:
 class Side:
     """A core without a thread."""
 
-    def __init__(self, kind: str, *, fallback: bool = False) -> None:
+    def __init__(self, kind: str, *, fallback: bool = False, **options: Any) -> None:
         config = SchedulerConfig(
             num_pages=32,
             page_size=4,
@@ -76,6 +76,7 @@ class Side:
             chunked_prefill_size=4,
             reserved_decode_tokens=4,
             enable_radix_cache=kind == "prefill",
+            **options,
         )
         self.scheduler = Scheduler(config)
         self.executor = CheckingExecutor(4, num_slots=128, page_size=4, vocab_size=30)
@@ -87,10 +88,11 @@ class Side:
         self.transport = LocalTransport(self.rows.append, lambda event: None)
         self.core = EngineCore(self.scheduler, self.executor, self.transport, role=role)
 
-    def request(self, key: int, count: int, prompt: list[int] = PROMPT) -> None:
+    def request(self, key: int, count: int, prompt: list[int] = PROMPT, priority: int = 0) -> None:
         extras = {0: RequestExtras(transfer=PARAMS, token_ids_logprob=(2,))}
         flags = int(RequestFlags.RETURN_LOGPROB)
-        columns = request_columns([key], [prompt], extras=extras, max_new_tokens=count, flags=flags, top_logprobs=2)
+        options = {"max_new_tokens": count, "flags": flags, "top_logprobs": 2, "priority": priority}
+        columns = request_columns([key], [prompt], extras=extras, **options)
         self.transport.put(columns)
         self.turn()
 
@@ -260,3 +262,24 @@ def test_fallback(reason: str, computed_here: bool) -> None:
     assert decode.tokens == (alone(6) if computed_here else [])
     assert decode.ends == [FinishCode.LENGTH if computed_here else FinishCode.ERROR]
     assert ("abort", 1) not in decode.sessions.told
+
+
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [
+        ({}, [2, 3, 4]),
+        ({"policy": "priority"}, [3, 4, 2]),
+        ({"policy": "priority", "low_priority_first": True}, [2, 4, 3]),
+        ({"policy": "priority", "starvation_limit": 1}, [3, 2, 4]),
+    ],
+)
+def test_who_gets_pages_first(options: dict[str, Any], order: list[int]) -> None:
+    """Each prompt needs half of the pool and a page more than that is free: one at a time."""
+    side = Side("decode", **options)
+    prompt = PROMPT * 7
+    for key, priority in ((1, 0), (2, 0), (3, 5), (4, 2)):
+        side.request(key, 2, prompt, priority)
+    for key in (1, *order):
+        assert side.sessions.told[-1] == ("open", key)
+        side.turn(KVArrived(key, FirstToken(3)))
+    assert side.ends == [FinishCode.LENGTH] * 4 and side.used_pages == 0
