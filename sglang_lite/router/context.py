@@ -19,6 +19,7 @@ from sglang_lite.router.access import Access
 from sglang_lite.router.admission import Admission
 from sglang_lite.router.breaker import BreakerLimits
 from sglang_lite.router.cors import CrossOrigin
+from sglang_lite.router.hedging import Hedging
 from sglang_lite.router.kv_events import KVEvents
 from sglang_lite.router.kv_source import parse_endpoints
 from sglang_lite.router.leases import LeaseTable
@@ -68,6 +69,7 @@ class RouterContext:
     session: aiohttp.ClientSession = field(init=False)
     grpc_workers: GrpcWorkers | None = None
     siblings: Siblings | None = None
+    hedging: Hedging | None = None
     suspects: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,6 +84,7 @@ class RouterContext:
             options.cb_success_threshold,
             options.cb_timeout_duration_secs,
         )
+        self.hedging = Hedging(options) if options.is_hedging else None
         self.registry = Registry(breaker, self._forget)
         self.registry.known_models = set(options.models)
         if self.siblings is not None:

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from sglang_lite.router.call import REQUEST_ID, Call
+from sglang_lite.router.call import BEGUN, REQUEST_ID, Call
 from sglang_lite.router.errors import RouterError, error_body
 from sglang_lite.router.lease import Lease
 from sglang_lite.router.limited import stream_response
 from sglang_lite.router.migration import HEADER as RESUMABLE
 from sglang_lite.router.migration import Movement
-from sglang_lite.router.upstream import Upstream
+from sglang_lite.router.race import Leg
+from sglang_lite.router.upstream import Begun, ByteStream, Upstream
 from sglang_lite.router.workers import Worker
 
 _RETURNED = ("content-type", "retry-after", "cache-control", "x-accel-buffering", "www-authenticate")
+RETRIED = frozenset({500, 503})
+"""Statuses of workers after which another one is tried."""
 SHUTTING_DOWN = 503
 BROKEN = "The worker ended before its answer was complete."
 
@@ -40,16 +43,18 @@ async def exchange(
     extra: dict[str, str] | None = None,
     whole_stream: bool = False,
     moving: Movement | None = None,
+    leg: Leg | None = None,
 ) -> tuple[web.StreamResponse | None, Reply | None]:
     """Send ``body`` to ``worker``: the streamed response, already sent, or the whole reply, not sent yet.
 
     ``extra`` are headers for the worker and the client; ``whole_stream`` reads streams like any other reply.
+    With ``leg`` the answer goes on only if it is the first of its race to begin.
 
     Raises:
         RouterError: upstream_unreachable or upstream_timeout, before anything went to the client, or in the middle of a
             stream that can move.
     """
-    timeout = call.context.options.request_timeout_secs
+    timeout = call.context.options.request_timeout_secs if leg is None else leg.seconds
     headers = {**call.headers, **(extra or {})}
     if worker.api_key:
         headers["authorization"] = f"Bearer {worker.api_key}"
@@ -62,10 +67,13 @@ async def exchange(
             ) as upstream:
                 streamed = upstream.content_type == "text/event-stream" and upstream.status < 400
                 if streamed and not whole_stream:
+                    content = upstream.content if leg is None else await _begun(upstream, leg)
                     limit.reschedule(None)
                     if moving is not None and (RESUMABLE in upstream.headers or has_begun(moving)):
-                        return await _movable_stream(call, upstream, lease, moving), None
-                    return await _stream(call, upstream, lease, extra), None
+                        return await _movable_stream(call, upstream, content, lease, moving), None
+                    return await _stream(call, upstream, content, lease, extra), None
+                if leg is not None and upstream.status not in RETRIED:
+                    leg.claim(upstream.status)
                 data = await upstream.read()
                 kept = {name: upstream.headers[name] for name in _RETURNED if name in upstream.headers}
                 lease.judge(upstream.status < 500)
@@ -75,12 +83,22 @@ async def exchange(
     except TimeoutError:
         if not limit.expired():
             raise
-        lease.judge(False)
-        raise RouterError("upstream_timeout", f"The worker did not answer within {timeout:g} s.") from None
+        if leg is None or not leg.is_hedge:  # a hedge had a part of the time
+            lease.judge(False)
+        seconds = call.context.options.request_timeout_secs
+        raise RouterError("upstream_timeout", f"The worker did not answer within {seconds:g} s.") from None
     except (aiohttp.ClientError, ConnectionError) as error:
         lease.judge(False)
         call.context.suspect(worker)
         raise RouterError("upstream_unreachable", "The worker could not be reached.") from error
+
+
+async def _begun(upstream: Upstream, leg: Leg) -> ByteStream:
+    """A stream begins with its first part: there are servers that send the headers before they have done anything."""
+    content = upstream.content
+    first = await content.readany()
+    leg.claim(upstream.status)
+    return Begun(first, content)
 
 
 class IdleWatch:
@@ -122,14 +140,15 @@ async def _begin_stream(call: Call, upstream: Upstream, extra: dict[str, str] | 
     headers = {**kept, REQUEST_ID: call.request_id, **(extra or {})}
     response = stream_response(call.request, upstream.status, headers)
     await response.prepare(call.request)
-    call.request["stream"] = response
+    call.request[BEGUN] = response
     return response
 
 
-async def _stream(call: Call, upstream: Upstream, lease: Lease, extra: dict[str, str] | None) -> web.StreamResponse:
+async def _stream(
+    call: Call, upstream: Upstream, content: ByteStream, lease: Lease, extra: dict[str, str] | None
+) -> web.StreamResponse:
     """Pass a stream on as it comes. One that breaks ends with an error event and without [DONE]."""
     response = await _begin_stream(call, upstream, extra)
-    content = upstream.content
     watch = IdleWatch(call.context.options.request_timeout_secs)
     try:
         async with watch.scope:
@@ -152,7 +171,9 @@ async def _stream(call: Call, upstream: Upstream, lease: Lease, extra: dict[str,
     return response
 
 
-async def _movable_stream(call: Call, upstream: Upstream, lease: Lease, moving: Movement) -> web.StreamResponse:
+async def _movable_stream(
+    call: Call, upstream: Upstream, content: ByteStream, lease: Lease, moving: Movement
+) -> web.StreamResponse:
     """Pass on what has a mark; begins the client's stream unless another worker has.
 
     Raises:
@@ -170,11 +191,9 @@ async def _movable_stream(call: Call, upstream: Upstream, lease: Lease, moving: 
         async with watch.scope:
             more = True
             while more:
-                data = await upstream.content.readany()
+                data = await content.readany()
                 more = bool(data)
                 ready = moving.take(data) if more else moving.rest()
-                if moving.failed:
-                    raise ConnectionError("the worker cannot go on")
                 if ready:
                     watch.writing = True
                     try:
@@ -182,7 +201,9 @@ async def _movable_stream(call: Call, upstream: Upstream, lease: Lease, moving: 
                     except ConnectionError:
                         return moving.response  # the client is gone
                 watch.part()
-    except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError) as error:
+                if moving.failed:
+                    raise ConnectionError("the worker cannot go on")
+    except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
         if watch.writing:
             return cut_off(call, moving.response)
         lease.judge(False)

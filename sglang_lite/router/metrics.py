@@ -31,6 +31,12 @@ class RouterMetrics:
             registry=registry,
         )
         self.moves = Counter("sgl_router_migrated_streams", "Streams that went on elsewhere.", registry=registry)
+        self.hedges = Counter(
+            "sgl_router_hedges", "Requests sent to a second worker, by how that ended.", ("result",), registry=registry
+        )
+        self.unhedged = Counter(
+            "sgl_router_hedges_skipped", "Requests that were to be, and why not.", ("reason",), registry=registry
+        )
         self.found = Counter("smg_discovery_registrations", "Workers found in a cluster.", registry=registry)
         self.lost = Counter("smg_discovery_deregistrations", "Workers gone from a cluster.", registry=registry)
         self.duration = Histogram(

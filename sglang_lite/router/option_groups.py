@@ -37,6 +37,23 @@ class PolicyOptions:
 
 
 @dataclass(frozen=True)
+class HedgeOptions:
+    """When a request goes to a second worker. Off unless one of the first two is given."""
+
+    hedge_after_secs: float | None = option(
+        None, "send to a second worker when no byte has come for so long; off by default", above=0, kind=float
+    )
+    hedge_quantile: float | None = option(
+        None,
+        "the same after this quantile of the times to the first byte lately, and not before --hedge-after-secs",
+        low=0.5,
+        high=0.999,
+        kind=float,
+    )
+    hedge_max_percent: float = option(5.0, "of a hundred requests, so many go to a second worker", above=0, high=100)
+
+
+@dataclass(frozen=True)
 class LimitOptions:
     """How much is let in."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_lite.router.discovery_options import DiscoveryOptions, check_discovery
 from sglang_lite.router.option_file import read_file
-from sglang_lite.router.option_groups import AccessOptions, LimitOptions, PolicyOptions, option
+from sglang_lite.router.option_groups import AccessOptions, HedgeOptions, LimitOptions, PolicyOptions, option
 from sglang_lite.router.workers import normalize_url
 from sglang_lite.types import StartupError
 
@@ -21,7 +21,7 @@ API_KEY_VARIABLE = "SGLANG_LITE_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class RouterOptions(PolicyOptions, LimitOptions, AccessOptions, DiscoveryOptions):
+class RouterOptions(PolicyOptions, HedgeOptions, LimitOptions, AccessOptions, DiscoveryOptions):
     """All options. Times are in seconds unless the name says otherwise, sizes in bytes."""
 
     host: str = option("0.0.0.0", "address to listen on")
@@ -61,6 +61,11 @@ class RouterOptions(PolicyOptions, LimitOptions, AccessOptions, DiscoveryOptions
     def is_paired(self) -> bool:
         """Whether requests go to prefill and decode workers."""
         return self.pd_disaggregation or bool(self.prefill or self.decode or self.prefill_selector)
+
+    @property
+    def is_hedging(self) -> bool:
+        """Whether requests may go to a second worker."""
+        return self.hedge_after_secs is not None or self.hedge_quantile is not None
 
     def backoff(self, attempt: int, chance: float) -> float:
         """Seconds before ``attempt`` (1 for the second one); ``chance`` is in [0, 1)."""
@@ -150,12 +155,24 @@ def checked(options: RouterOptions) -> RouterOptions:
     if options.migrate_streams and (options.disable_retries or options.is_paired):
         other = "--disable-retries" if options.disable_retries else "prefill and decode workers"
         raise StartupError(f"--migrate-streams: cannot be had with {other}; remove one of them")
+    _check_hedging(options)
     if options.dp_aware and options.is_paired:
         raise StartupError("--dp-aware: prefill and decode servers choose their ranks themselves; remove it")
     if regular and options.is_paired:
         raise StartupError("--worker-urls: with prefill and decode workers give --prefill and --decode only")
     check_discovery(options)
     return replace(options, worker_urls=regular, prefill=prefill, decode=decode)
+
+
+def _check_hedging(options: RouterOptions) -> None:
+    if options.is_hedging and options.is_paired:
+        name = "--hedge-quantile" if options.hedge_after_secs is None else "--hedge-after-secs"
+        raise StartupError(f"{name}: cannot be had with prefill and decode workers; remove one of them")
+    after = options.hedge_after_secs
+    if after is not None and after >= options.request_timeout_secs:
+        raise StartupError(
+            f"--hedge-after-secs {after:g}: must be below --request-timeout-secs {options.request_timeout_secs:g}"
+        )
 
 
 def _add(parser: argparse.ArgumentParser, item: Any) -> None:

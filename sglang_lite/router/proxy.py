@@ -1,4 +1,4 @@
-"""Requests to one worker: choose, send, try another one before the first byte."""
+"""Requests to one worker: choose, send, try another one before the first byte, or a second one beside it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from aiohttp import web
 from sglang_lite.router.call import Call, read_call
 from sglang_lite.router.data_parallel import spread, with_rank
 from sglang_lite.router.errors import RouterError
-from sglang_lite.router.exchange import BROKEN, Reply, exchange, has_begun, whole
+from sglang_lite.router.exchange import BROKEN, RETRIED, Reply, exchange, has_begun, whole
+from sglang_lite.router.hedged import Outcome, hedger_of
 from sglang_lite.router.lease import Lease
 from sglang_lite.router.migration import movement
+from sglang_lite.router.race import Leg
 from sglang_lite.router.workers import Worker, usable
-
-_RETRIED = frozenset({500, 503})
 
 
 async def forward(request: web.Request) -> web.StreamResponse:
@@ -33,6 +33,7 @@ class Attempts:
         self._tried: set[str] = set()
         self._reply: Reply | None = None
         self._error: RouterError | None = None
+        self._hedger = hedger_of(call, self._exchange, self._workers, self._tried)
 
     async def run(self) -> web.StreamResponse:
         """The answer of the first worker that has one, or of the last."""
@@ -60,11 +61,18 @@ class Attempts:
 
     def _choose(self) -> Worker:
         call = self._call
-        workers = call.context.registry.of_model(call.head.model_name)
-        regular = [worker for worker in workers if worker.role == "regular"]
-        ready = usable(spread(call, regular), call.context.now, "no_healthy_workers")
+        ready = usable(self._workers(), call.context.now, "no_healthy_workers")
         fresh = [worker for worker in ready if worker.name not in self._tried] or ready
         return call.context.choose("regular", fresh, call.prompt)
+
+    def _workers(self) -> list[Worker]:
+        """Those of the model.
+
+        Raises:
+            RouterError: there are none, or none with the rank that the caller asks for.
+        """
+        workers = self._call.context.registry.of_model(self._call.head.model_name)
+        return spread(self._call, [worker for worker in workers if worker.role == "regular"])
 
     async def _send(self, worker: Worker) -> web.StreamResponse | None:
         """One attempt; None when another one may follow."""
@@ -73,8 +81,10 @@ class Attempts:
         # Noted before the answer, so that requests with the same beginning follow it while the first is computed.
         call.context.policies["regular"].sent(worker, call.prompt)
         try:
-            async with Lease(call.context, worker) as lease:
-                response, reply = await exchange(call, worker, with_rank(call, worker, body), lease, moving=moving)
+            if self._hedger is None or has_begun(moving):
+                response, reply = await self._exchange(worker, body)
+            else:
+                response, reply = await self._hedger.attempt(worker, body)
         except RouterError as error:
             if error.code == "stale_request_expired":
                 raise
@@ -88,7 +98,12 @@ class Attempts:
         if has_begun(moving):  # not what a stream that has begun can end with
             self._error = RouterError("upstream_unreachable", BROKEN)
             return None
-        if reply.status in _RETRIED:
+        if reply.status in RETRIED:
             self._reply = reply
             return None
         return whole(reply, call.request_id)
+
+    async def _exchange(self, worker: Worker, body: bytes, leg: Leg | None = None) -> Outcome:
+        call = self._call
+        async with Lease(call.context, worker) as lease:
+            return await exchange(call, worker, with_rank(call, worker, body), lease, moving=call.movement, leg=leg)

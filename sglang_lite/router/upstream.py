@@ -13,6 +13,21 @@ class ByteStream(Protocol):
         """What has come, at least a byte; nothing at the end."""
 
 
+class Begun:
+    """A body whose first part was read already."""
+
+    def __init__(self, first: bytes, rest: ByteStream) -> None:
+        self._first: bytes | None = first
+        self._rest = rest
+
+    async def readany(self) -> bytes:
+        """The first part, then the others."""
+        if self._first is None:
+            return await self._rest.readany()
+        first, self._first = self._first, None
+        return first
+
+
 class Upstream(Protocol):
     """An answer whose head is here; ``aiohttp.ClientResponse`` is one."""
 
