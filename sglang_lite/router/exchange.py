@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from sglang_lite.router.call import BEGUN, REQUEST_ID, Call
+from sglang_lite.router.call import REQUEST_ID, Call
 from sglang_lite.router.errors import RouterError, error_body
 from sglang_lite.router.lease import Lease
 from sglang_lite.router.limited import stream_response
@@ -140,7 +140,7 @@ async def _begin_stream(call: Call, upstream: Upstream, extra: dict[str, str] | 
     headers = {**kept, REQUEST_ID: call.request_id, **(extra or {})}
     response = stream_response(call.request, upstream.status, headers)
     await response.prepare(call.request)
-    call.request[BEGUN] = response
+    call.request["stream"] = response
     return response
 
 
@@ -194,6 +194,8 @@ async def _movable_stream(
                 data = await content.readany()
                 more = bool(data)
                 ready = moving.take(data) if more else moving.rest()
+                if moving.failed:
+                    raise ConnectionError("the worker cannot go on")
                 if ready:
                     watch.writing = True
                     try:
@@ -201,9 +203,7 @@ async def _movable_stream(
                     except ConnectionError:
                         return moving.response  # the client is gone
                 watch.part()
-                if moving.failed:
-                    raise ConnectionError("the worker cannot go on")
-    except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+    except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError) as error:
         if watch.writing:
             return cut_off(call, moving.response)
         lease.judge(False)

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from sglang_lite.router.body import with_fields
-from sglang_lite.router.call import BEGUN, Call, read_call
+from sglang_lite.router.call import Call, read_call
 from sglang_lite.router.errors import RouterError
 from sglang_lite.router.exchange import RETRIED, Reply, exchange, whole
 from sglang_lite.router.lease import Lease
@@ -165,13 +165,13 @@ async def _refused(call: Call, worker: Worker, sent: asyncio.Task[Reply], answer
         RouterError: it took too long.
         _FailedError: prefill failed, and the client has nothing yet.
     """
-    if BEGUN in call.request:
+    if "stream" in call.request:
         return None
     reply = await _outcome(worker, sent)
     if reply.status < HTTPStatus.BAD_REQUEST:
         return None
     await asyncio.wait({answered}, timeout=_DECODE_SECONDS)
-    if answered.done() or BEGUN in call.request:
+    if answered.done() or "stream" in call.request:
         return None
     if reply.status in RETRIED:
         raise _FailedError(worker, reply)
