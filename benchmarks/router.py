@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import router_choice
+from benchmarks import router_choice, router_scaling
 from benchmarks.report import add_json_argument, publish
 from benchmarks.router_fleet import BLOCK, RouterProcess, rust_router, workers
 from benchmarks.router_load import Cost, conversations, hit_rate, streamed, unary
@@ -70,16 +70,9 @@ def cache(runs: int, json_path: Path | None) -> None:
 
 
 def processes(runs: int, requests: int, json_path: Path | None) -> None:
-    """One and two processes of ours on one port."""
-    rows: list[tuple[object, ...]] = []
-    with workers(2) as urls:
-        for count in (1, 2):
-            found = []
-            for _ in range(runs):
-                with RouterProcess("ours", urls, "--workers", str(count)) as router:
-                    found.append(asyncio.run(unary(router, requests, 64, 40)))
-            rows.append(row(f"ours, {count} processes", "unary, 40 characters", found))
-    publish("router-processes", COST, rows, json_path=json_path)
+    """As many processes of ours on one port as there are cores."""
+    rows = router_scaling.measure(runs, requests)
+    publish("router-processes", router_scaling.COLUMNS, rows, json_path=json_path)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.chain_model import build_chain_model
-from tests.support.disaggregated_pair import DECODE, PREFILL, SHORT_WAITS, SIDES, Answer, Pair, is_idle
+from tests.support.disaggregated_pair import DECODE, PATIENT, PREFILL, SIDES, Answer, Pair, is_idle
 from tests.support.server import LocalServer, local_server
 
 GREEDY = {"temperature": 0}
@@ -65,9 +65,6 @@ GRAMMARS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-WAITS = {**SHORT_WAITS, "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60"}
-"""Both sides compile a grammar on their own, the one perhaps much later than the other."""
-
 _TOLD = frozenset(
     ("text", "output_ids", "finish_reason", "content", "arguments", "name", "partial_json", "delta", "stop_reason",
      "logprobs", "output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "usage", "prompt_tokens",
@@ -84,7 +81,11 @@ def essence(value: Any) -> Any:
         return [essence(item) for item in value]
     if isinstance(value, dict):
         kept = {key: essence(item) for key, item in value.items() if key in _TOLD or key in _PASSED}
-        return kept or {key: essence(item) for key, item in value.items() if isinstance(item, (list, float, int))}
+        return kept or {
+            key: essence(item)
+            for key, item in value.items()
+            if isinstance(item, (list, float, int)) and key != "sequence_number"
+        }
     return round(value, 3) if isinstance(value, float) else value
 
 
@@ -125,7 +126,7 @@ def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
     options = ["--served-model-name", "chain", "--tokenizer-worker-num", "2", "--tool-call-parser", "hermes"]
     options += ["--max-queued-requests", "600", "--drain-timeout", "10"]
     directory = tmp_path_factory.mktemp("pair")
-    pair = Pair("tcp", model, directory, with_text=True, environment=WAITS, options=options)
+    pair = Pair("tcp", model, directory, with_text=True, environment=PATIENT, options=options)
     try:
         pair.start()
         yield pair

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from tests.support.chain_model import build_chain_model
-from tests.support.disaggregated_pair import DECODE, PREFILL, SHORT_WAITS, Pair
+from tests.support.disaggregated_pair import DECODE, PATIENT, PREFILL, Pair
 from tests.support.server import ROOT, free_port
 
 RUST = os.environ.get("SGLANG_ROUTER") or shutil.which("sglang-router")
@@ -28,9 +28,7 @@ CHAT = {"model": "chain", "messages": [{"role": "user", "content": "A"}], "max_t
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     directory = tmp_path_factory.mktemp("pair")
     model = build_chain_model(directory / "chain")
-    pair = Pair(
-        "tcp", model, directory, with_text=True, environment=SHORT_WAITS, options=["--served-model-name", "chain"]
-    )
+    pair = Pair("tcp", model, directory, with_text=True, environment=PATIENT, options=["--served-model-name", "chain"])
     try:
         pair.start()
         yield pair

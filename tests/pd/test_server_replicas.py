@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.disaggregated_pair import DECODE, PREFILL, SHORT_WAITS, Oracle, Pair, make_model, prompt_of
+from tests.support.disaggregated_pair import DECODE, PATIENT, PREFILL, Oracle, Pair, make_model, prompt_of
 
 
 @pytest.mark.parametrize("method", ["follow_bootstrap_room", "round_robin"])
 async def test_rooms_find_their_replica(tmp_path: Path, method: str) -> None:
     model = make_model(tmp_path / "model")
     options = ["--dp-size", "2", "--load-balance-method", method]
-    pair = Pair("tcp", model, tmp_path, environment=SHORT_WAITS, gated=False, options=options)
+    pair = Pair("tcp", model, tmp_path, environment=PATIENT, gated=False, options=options)
     with Oracle.of(model) as oracle:
         try:
             for side in pair.sides.values():

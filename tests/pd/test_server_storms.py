@@ -32,6 +32,9 @@ IS_FULL = os.environ.get("SGLANG_LITE_FULL_MATRIX") == "1"
 BACKENDS = ("tcp", "mooncake_tcp", "nixl") if IS_FULL else ("tcp",)
 """Every run kills servers under Mooncake and NIXL too: see test_server_faults.py."""
 
+WAITS = {**SHORT_WAITS, "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "12"}
+"""A busy machine needs seconds until both sides have heard of forty requests."""
+
 STORM_SECONDS = 120.0 if IS_FULL else 10.0
 AT_ONCE = 200
 
@@ -49,7 +52,7 @@ def oracle(model: Path) -> Iterator[Oracle]:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def pair(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    pair = Pair(request.param, model, tmp_path_factory.mktemp("pair"), environment=SHORT_WAITS)
+    pair = Pair(request.param, model, tmp_path_factory.mktemp("pair"), environment=WAITS)
     try:
         pair.start()
         yield pair
@@ -69,7 +72,7 @@ async def test_clients_that_give_up_leave_no_pair_waiting(pair: Pair, oracle: Or
             call[random.choice(SIDES)].cancel()
     pair.open()
     for number in stay:
-        answer = await asyncio.wait_for(calls[number][DECODE], 20.0)
+        answer = await asyncio.wait_for(calls[number][DECODE], 40.0)
         assert answer.tokens == oracle.tokens(prompts[number])
     gone = [task for number, call in enumerate(calls) if number not in stay for task in call.values()]
     await asyncio.wait_for(asyncio.gather(*gone, return_exceptions=True), 5.0)

@@ -32,6 +32,13 @@ SHORT_WAITS = {
 }
 """Of sessions: a peer is given up after 2 s of silence, a peer that never comes after 4 s."""
 
+PATIENT = {
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
+    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
+    "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "5",
+}
+"""Where nobody dies: on a busy machine both sides may be seconds apart."""
+
 
 def make_model(directory: Path) -> Path:
     """A tiny checkpoint with room for as many positions as the pools have."""
