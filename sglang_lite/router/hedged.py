@@ -65,13 +65,15 @@ class Hedger:
             began,
         )
         try:
-            return await race.run(None if self._second is not None else self._hedging.delay(self._kind))
+            return await race.run(self._hedging.delay(self._kind))
         finally:
             if race.result is not None:
                 context.metrics.hedges.labels(race.result).inc()
 
     def _hedge(self, first: Worker, body: bytes) -> Send[Outcome] | None:
         """The exchange with another worker, where there is one and not too many requests were hedged lately."""
+        if self._second is not None:
+            return None
         skipped = self._call.context.metrics.unhedged
         worker = self._choose(first)
         if worker is None:

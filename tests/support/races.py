@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -48,16 +48,15 @@ def result_counts(router: RouterUnderTest) -> dict[str, float]:
     return {name.split('"')[1]: float(value) for name, value in lines if float(value)}
 
 
+async def check_results(router: RouterUnderTest, **expected: float) -> None:
+    """Hedges are counted when their request is over, which a client may know a moment before."""
+    with suppress(TimeoutError):
+        await soon(lambda: result_counts(router) == expected)
+    assert result_counts(router) == expected
+
+
 async def check_idle(router: RouterUnderTest) -> None:
     """Nothing of any request is left."""
     await soon(lambda: not router.context.leases.total)
     assert [worker.load for worker in router.context.registry.targets() if worker.load] == []
     assert not router.context.scopes
-
-
-async def first_of(*waits: Awaitable[Any]) -> None:
-    """Wait for one of several things."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
