@@ -93,6 +93,8 @@ class Stage:
         self, call: Call, worker: Worker, body: bytes, lease: Lease, *, moving: None, leg: Leg
     ) -> tuple[None, Reply]:
         assert all(one.worker is not worker for one in self.live), "a request is at one worker twice"
+        had = {one for one, _ in self.ended} | {one.worker for one in self.live}
+        assert worker not in had or (len(had) == 3 and not leg.is_hedge), "there is a worker that has not had it"
         played = Played(worker, leg)
         self.hedges += leg.is_hedge
         self.live.append(played)
@@ -174,7 +176,7 @@ def test_every_order_of_answers_hedges_and_failures(moments: list[list[str]]) ->
         asyncio.run(play(Stage(patch)))
 
 
-def check(stage: Stage, client: asyncio.Task[Any]) -> None:
+def check(stage: Stage, client: asyncio.Task[Any], codes: tuple[str, ...] = ()) -> None:
     """After the call: nothing is left, breakers know how their workers' exchanges ended (nothing of those that were
     cut off), and the answer is that of the last worker that began one."""
     context = stage.context
@@ -183,7 +185,8 @@ def check(stage: Stage, client: asyncio.Task[Any]) -> None:
     assert all(task is asyncio.current_task() or task.done() for task in asyncio.all_tasks())
     for worker in context.registry.targets():
         assert isinstance(worker.breaker, Heard)
-        assert worker.breaker.told == [ended for one, ended in stage.ended if one is worker]
+        wanted = [ended for one, ended in stage.ended if one is worker]
+        assert worker.breaker.told == wanted or codes
     results = [race.result for race in stage.races.begun if race.result is not None]
     assert stage.hedges <= len(results) <= 1  # one that loses in the moment it is due is not sent any more
     counted = sum(
@@ -197,7 +200,7 @@ def check(stage: Stage, client: asyncio.Task[Any]) -> None:
         return
     error = client.exception()
     if error is not None:
-        assert isinstance(error, RouterError) and error.code in ("upstream_unreachable", "upstream_timeout")
+        assert isinstance(error, RouterError) and error.code in ("upstream_unreachable", "upstream_timeout", *codes)
     elif client.result().status not in RETRIED and stage.claims:
         assert client.result().body == stage.claims[-1].name.encode()
 
@@ -213,6 +216,25 @@ async def test_a_loser_says_nothing_about_its_worker(patched: pytest.MonkeyPatch
     assert (await client).status == 200
     assert (first.breaker._failures, second.breaker._failures) == (1, 0)  # neither one more nor forgotten
     assert [race.result for race in stage.races.begun] == ["won"]
+
+
+@pytest.mark.parametrize("ending", ["late", "stale"])
+async def test_the_end_of_the_time_is_that_of_both(patched: pytest.MonkeyPatch, ending: str) -> None:
+    stage = Stage(patched)
+    client = asyncio.create_task(Attempts(stage.call).run())
+    for action in ("", "fire"):
+        stage.act(action, client)
+        await stage.settle()
+    assert len(stage.live) == 2
+    if ending == "late":
+        stage.act("first late", client)
+    else:
+        next(iter(stage.context.scopes.values())).reschedule(0.0)
+    with pytest.raises(RouterError) as caught:
+        await client
+    assert caught.value.code == {"late": "upstream_timeout", "stale": "stale_request_expired"}[ending]
+    assert [race.result for race in stage.races.begun] == ["abandoned"]
+    check(stage, client, ("stale_request_expired",))
 
 
 async def test_a_probe_that_loses_leaves_the_probe_to_the_next(patched: pytest.MonkeyPatch) -> None:
