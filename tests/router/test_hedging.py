@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -19,7 +21,7 @@ async def test_the_timer_sends_the_hedge() -> None:
     """With nothing played: a worker that hangs costs the delay."""
     first, second = Slow("a"), Slow("b")
     second.allow()
-    settings = {"policy": "round_robin", "hedge_after_secs": 0.01, "hedge_max_percent": 100.0}
+    settings: dict[str, Any] = {"policy": "round_robin", "hedge_after_secs": 0.01, "hedge_max_percent": 100.0}
     async with router_over(first, second, **settings) as router:
         status, _, body = await router.post(CHAT_PATH, CHAT)
         assert (status, msgspec.json.decode(body)) == (200, {"worker": "b"})
