@@ -5,31 +5,35 @@ PYTHON ?= python3
 VENV ?= .venv
 # Extra arguments of pytest, for example `make test PYTEST="-k radix"`.
 PYTEST ?=
-# Test processes; `make test JOBS=0` runs them in this one.
-JOBS ?= 2
+# Test processes, which wait for servers half of the time; `make test JOBS=0` runs them in this one.
+JOBS ?= 3
 # 0 stops the demo after its first answer.
 KEEP_RUNNING ?= 1
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
+# Where this is set, each of the hundreds of processes that tests start would compile PyTorch's sources anew (3 s each).
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint types bench clients clean
 
 demo: $(VENV)/.demo
 	KEEP_RUNNING=$(KEEP_RUNNING) $(BIN)/python -m sglang_lite.demo
 
+# Neighbours share servers, so each test process gets a stretch of the suite (worksteal).
 # Pairs of real servers mostly wait, so they run beside the rest. Their time matters: what fails then runs again alone.
 PAIRS := $(BIN)/python -m pytest tests/pd -o cache_dir=$(VENV)/pairs-cache
 
 test: $(VENV)/.test
 ifeq ($(strip $(PYTEST)),)
 	@$(PAIRS) >$(VENV)/pairs.log 2>&1 & pairs=$$!; \
-	$(BIN)/python -m pytest -n $(JOBS) --ignore tests/pd; rest=$$?; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/pd; rest=$$?; \
 	wait $$pairs; again=$$?; cat $(VENV)/pairs.log; \
 	if [ $$again -ne 0 ]; then $(PAIRS) --last-failed; again=$$?; fi; \
 	exit $$((rest + again))
 else
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST)
 endif
 
 lint: $(VENV)/.dev
