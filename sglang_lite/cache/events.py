@@ -15,7 +15,8 @@ from sglang_lite.cache.namespace import EventFormat, hash_scheme, split_namespac
 
 Medium = Literal["GPU", "CPU_PINNED", "DISK", "EXTERNAL"]
 
-MAX_HASHES_PER_EVENT = 65_536
+MAX_HASHES_PER_EVENT = 4096
+"""An event must fit into one message of the publisher."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=False):

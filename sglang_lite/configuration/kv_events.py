@@ -11,7 +11,11 @@ import msgspec
 _TCP = re.compile(r"tcp://(?P<host>.+):(?P<port>\d{1,5})")
 _LARGEST_PORT = 65_535
 
+MOST_BYTES = 1 << 16
+"""Payload of one message; batches with more are sent as several."""
+
 _Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+_Bytes = Annotated[int, msgspec.Meta(ge=4 * MOST_BYTES, le=1 << 40)]
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,9 +26,10 @@ class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         endpoint: of the PUB socket.
         bind: True binds, False connects, None binds wildcard and ipc endpoints and connects to others.
         replay_endpoint: of the ROUTER socket that repeats batches; None for no replay. Always bound.
-        buffer_steps: batches kept for replay.
-        hwm: messages that wait for one slow subscriber; more are not sent to it.
-        max_queue_size: batches that wait for the publishing thread; more are dropped.
+        buffer_steps, buffer_bytes: messages kept for replay, and payload of them all.
+        hwm, hwm_bytes: messages that wait for one slow subscriber; more are not sent to it. There are never more than
+            could have ``hwm_bytes`` if each were as large as one may be.
+        max_queue_size, max_queue_bytes: messages that wait for the publishing thread; more are dropped.
         topic: first frame of every message.
         format: whether extra key and salt are mixed into published hashes ("dynamo").
         dp_rank: of the replica; set by the server.
@@ -39,6 +44,9 @@ class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_queue_size: _Count = 100_000
     topic: str = ""
     format: Literal["default", "dynamo"] = "default"
+    buffer_bytes: _Bytes = 256 << 20
+    hwm_bytes: _Bytes = 256 << 20
+    max_queue_bytes: _Bytes = 256 << 20
     dp_rank: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     @classmethod
@@ -62,6 +70,11 @@ class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.bind is not None:
             return self.bind
         return self.endpoint.startswith("ipc://") or "*" in self.endpoint or "::" in self.endpoint
+
+    @property
+    def subscriber_messages(self) -> int:
+        """Messages that wait for one slow subscriber, within both limits."""
+        return min(self.hwm, self.hwm_bytes // MOST_BYTES)
 
     def for_replica(self, rank: int) -> Self:
         """The configuration of a replica: TCP ports go up by its rank, ipc paths end in it."""

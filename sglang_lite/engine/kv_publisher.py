@@ -7,12 +7,13 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 
 import msgspec
 import zmq
 
 from sglang_lite.cache.events import AllBlocksCleared, KVEvent
-from sglang_lite.configuration.kv_events import KVEventsConfig
+from sglang_lite.configuration.kv_events import MOST_BYTES, KVEventsConfig
 from sglang_lite.types import StartupError
 
 logger = logging.getLogger(__name__)
@@ -29,16 +30,37 @@ _LINGER_MS = 1000
 _Socket = zmq.Socket[bytes]
 
 
-class KVEventPublisher:
-    """Takes batches of events from the core loop and sends them.
+class ReplayBuffer:
+    """The newest messages: at most ``count`` of them, and ``num_bytes`` of payload."""
 
-    A batch that finds the queue full is dropped: its sequence number is missing, and the next batch starts with
-    ``AllBlocksCleared``, so that a consumer that goes on knows too little rather than something wrong. The first batch
-    of all is ``AllBlocksCleared`` too: what an earlier process at the endpoint published is void.
+    def __init__(self, count: int, num_bytes: int) -> None:
+        self._count = count
+        self._num_bytes = num_bytes
+        self._held = 0
+        self._messages: deque[tuple[int, bytes]] = deque()
+
+    def append(self, number: int, payload: bytes) -> None:
+        """Keep a message, and forget the oldest where there are too many."""
+        self._messages.append((number, payload))
+        self._held += len(payload)
+        while len(self._messages) > self._count or self._held > self._num_bytes:
+            self._held -= len(self._messages.popleft()[1])
+
+    def since(self, first: int) -> Iterator[tuple[int, bytes]]:
+        """Those from number ``first`` on, the oldest first."""
+        return ((number, payload) for number, payload in self._messages if number >= first)
+
+
+class KVEventPublisher:
+    """Takes batches of events from the core loop and sends them; a large one in several messages.
+
+    A message that finds the queue full is dropped: its sequence number is missing, and the next one starts with
+    ``AllBlocksCleared``, so that a consumer that goes on knows too little rather than something wrong. The first of
+    all is ``AllBlocksCleared`` too: what an earlier process at the endpoint published is void.
 
     Attributes:
-        batches, events: taken from the core loop, dropped ones included.
-        dropped: batches that found the queue full.
+        batches, events: messages, and events taken from the core loop, dropped ones included.
+        dropped: messages that found the queue full.
 
     Raises:
         StartupError: an endpoint cannot be bound.
@@ -48,7 +70,9 @@ class KVEventPublisher:
         self._config = config
         self._topic = config.topic.encode()
         self._encoder = msgspec.msgpack.Encoder()
-        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        self._buffer = ReplayBuffer(config.buffer_steps, config.buffer_bytes)
+        self._put_bytes = 0  # written by the core loop only
+        self._taken_bytes = 0  # written by the thread only
         self._numbers = itertools.count()
         self._lost = True
         self.batches = 0
@@ -58,7 +82,7 @@ class KVEventPublisher:
         self._open: list[_Socket] = []
         try:
             self._pull, self._queue = self._make_queue()
-            self._publish = self._socket(zmq.PUB, config.hwm, config.endpoint, bind=config.binds)
+            self._publish = self._socket(zmq.PUB, config.subscriber_messages, config.endpoint, bind=config.binds)
             self._replay = None
             if config.replay_endpoint is not None:
                 # Room for a whole replay: what does not fit would be lost without a word.
@@ -76,16 +100,41 @@ class KVEventPublisher:
             events = [AllBlocksCleared(), *events]
         if not events:
             return
+        first = True
+        for part, payload in self._messages(events):
+            if self._lost and not first:
+                self._send([AllBlocksCleared(), *part], self._encode([AllBlocksCleared(), *part]))
+            else:
+                self._send(part, payload)
+            first = False
+
+    def _messages(self, events: list[KVEvent]) -> Iterator[tuple[list[KVEvent], bytes]]:
+        payload = self._encode(events)
+        if len(payload) <= MOST_BYTES or len(events) == 1:
+            yield events, payload
+            return
+        middle = len(events) // 2
+        yield from self._messages(events[:middle])
+        yield from self._messages(events[middle:])
+
+    def _encode(self, events: list[KVEvent]) -> bytes:
+        return self._encoder.encode([time.time(), events, self._config.dp_rank])
+
+    def _send(self, events: list[KVEvent], payload: bytes) -> None:
         number = next(self._numbers)
-        payload = self._encoder.encode([time.time(), events, self._config.dp_rank])
         self.batches += 1
         self.events += len(events)
         try:
+            if self._put_bytes - self._taken_bytes + len(payload) > self._config.max_queue_bytes:
+                raise zmq.Again
             self._queue.send_multipart([number.to_bytes(SEQUENCE_BYTES, "big"), payload], zmq.NOBLOCK)
+            self._put_bytes += len(payload)
             self._lost = False
         except zmq.Again:
             if not self.dropped:
-                logger.warning("KV events: the queue of %d batches is full; dropping", self._config.max_queue_size)
+                config = self._config
+                size, most = config.max_queue_size, config.max_queue_bytes
+                logger.warning("KV events: the queue of %d messages, %d bytes, is full; dropping", size, most)
             self._lost = True
             self.dropped += 1
 
@@ -148,7 +197,8 @@ class KVEventPublisher:
                 frames = self._pull.recv_multipart()
                 if len(frames) == 1:
                     return
-                self._buffer.append((int.from_bytes(frames[0], "big"), frames[1]))
+                self._taken_bytes += len(frames[1])
+                self._buffer.append(int.from_bytes(frames[0], "big"), frames[1])
                 self._publish.send_multipart([self._topic, *frames])
             if self._replay is not None and self._replay in ready:
                 self._answer(self._replay, self._replay.recv_multipart())
@@ -159,8 +209,7 @@ class KVEventPublisher:
             logger.debug("KV events: ignored a malformed replay request of %d frames", len(request))
             return
         consumer, first = request[0], int.from_bytes(request[2], "big")
-        for number, payload in self._buffer:
-            if number >= first:
-                frames = [self._topic, number.to_bytes(SEQUENCE_BYTES, "big"), payload]
-                replay.send_multipart([consumer, b"", *frames])
+        for number, payload in self._buffer.since(first):
+            frames = [self._topic, number.to_bytes(SEQUENCE_BYTES, "big"), payload]
+            replay.send_multipart([consumer, b"", *frames])
         replay.send_multipart([consumer, b"", b"", END_OF_REPLAY, b""])

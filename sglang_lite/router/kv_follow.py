@@ -18,8 +18,9 @@ logger = logging.getLogger(__name__)
 
 END_OF_REPLAY = b"\xff" * 8
 _REPLAY_SECONDS = 5.0
-_WAITING = 100_000
-_LARGEST_MESSAGE = 64 << 20
+_WAITING, _REPLAYED = 256, 10_000
+"""Messages that wait here, new ones and of a replay; what is more waits at the publisher."""
+_LARGEST_MESSAGE = 16 << 20
 _TURN = 32
 """Messages between two looks at what else the event loop has to do."""
 
@@ -145,7 +146,7 @@ class Subscription:
             return
         # A socket of its own each time: an answer that comes late is not taken for the next one.
         replay = self._socket(zmq.DEALER)
-        replay.setsockopt(zmq.RCVHWM, 0)
+        replay.setsockopt(zmq.RCVHWM, _REPLAYED)
         try:
             replay.connect(self._source.replay)
             await replay.send_multipart([b"", first.to_bytes(8, "big")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,9 @@ import pytest
 import zmq
 
 from sglang_lite.cache import PagePool, RadixCache
-from sglang_lite.cache.events import AllBlocksCleared, KVEvent, KVEventLog
-from sglang_lite.configuration.kv_events import KVEventsConfig
-from sglang_lite.engine.kv_publisher import END_OF_REPLAY, KVEventPublisher
+from sglang_lite.cache.events import AllBlocksCleared, BlockStored, KVEvent, KVEventLog
+from sglang_lite.configuration.kv_events import MOST_BYTES, KVEventsConfig
+from sglang_lite.engine.kv_publisher import END_OF_REPLAY, KVEventPublisher, ReplayBuffer
 from sglang_lite.types import StartupError
 
 TIMEOUT_MS = 10_000
@@ -193,6 +194,67 @@ def test_a_full_queue_drops_leaves_a_gap_and_starts_over(consumer: Consumer) -> 
     assert behind_gaps and all(len(events) in (2, 2001) for events in behind_gaps), "one more event: all is void"
 
 
+def stored(count: int) -> list[KVEvent]:
+    """Blocks with some 100 bytes each."""
+    shape = {"parent_block_hash": None, "token_ids": [70_000] * 8, "block_size": 8, "lora_id": None}
+    return [BlockStored(block_hashes=[number], **shape) for number in range(count)]
+
+
+def test_a_large_batch_is_several_messages(consumer: Consumer, publisher: KVEventPublisher) -> None:
+    consumer.subscribe(publisher)
+    first, count = publisher.batches, 3 * MOST_BYTES // 100
+    publisher.take(stored(count))
+    assert publisher.batches - first > 2
+    number, found = -1, []
+    while number != publisher.batches - 1:
+        number, events = consumer.receive()
+        if number >= first:
+            assert len(msgspec.msgpack.encode([time.time(), events, 3])) <= MOST_BYTES
+            found += [event["block_hashes"][0] for event in events]
+    assert found == list(range(count))
+
+
+def test_a_queue_with_too_many_bytes(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the thread stands still; what follows the loss begins anew, also within one batch."""
+    go = threading.Event()
+    taken: list[tuple[int, bytes]] = []
+
+    def append(self: ReplayBuffer, number: int, payload: bytes) -> None:
+        assert go.wait(60)
+        taken.append((number, payload))
+
+    monkeypatch.setattr(ReplayBuffer, "append", append)
+    publisher = KVEventPublisher(msgspec.structs.replace(consumer.config, max_queue_bytes=4 * MOST_BYTES))
+    try:
+        publisher.take(stored(20 * MOST_BYTES // 100))
+        assert publisher.dropped
+        go.set()
+        deadline = time.monotonic() + 60
+        while len(taken) + publisher.dropped < publisher.batches:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        publisher.take([])
+    finally:
+        go.set()
+        publisher.close()
+    assert 3 * MOST_BYTES < sum(len(payload) for _, payload in taken[:-1]) <= 4 * MOST_BYTES
+    number, payload = taken[-1]
+    assert number == publisher.batches - 1
+    assert msgspec.msgpack.decode(payload)[1] == [CLEARED]
+
+
+def test_replay_has_a_limit_in_bytes() -> None:
+    buffer = ReplayBuffer(10, 100)
+    for number in range(8):
+        buffer.append(number, bytes(30))
+    assert [number for number, _ in buffer.since(0)] == [5, 6, 7]
+    buffer.append(8, bytes(101))
+    assert not list(buffer.since(0))
+    for number in range(9, 30):
+        buffer.append(number, b"")
+    assert [number for number, _ in buffer.since(28)] == [28, 29] and len(list(buffer.since(0))) == 10
+
+
 def test_an_endpoint_that_is_taken(consumer: Consumer, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--kv-events-config: cannot bind ipc:///nowhere/at/all"):
         KVEventPublisher(KVEventsConfig("zmq", "ipc:///nowhere/at/all"))
@@ -207,6 +269,7 @@ def test_an_endpoint_that_is_taken(consumer: Consumer, tmp_path: Path) -> None:
         ({"publisher": "zmq", "endpoint": "tcp://*:99999"}, "allowed are tcp://HOST:PORT"),
         ({"publisher": "zmq", "replay_endpoint": "tcp://*"}, "allowed are tcp://HOST:PORT"),
         ({"publisher": "zmq", "buffer_steps": 0}, "buffer_steps"),
+        ({"publisher": "zmq", "buffer_bytes": 100}, "buffer_bytes"),
         ({"publisher": "zmq", "format": "other"}, "other"),
     ],
 )
@@ -222,6 +285,7 @@ def test_configurations() -> None:
     assert config is not None and config.binds
     assert not KVEventsConfig("zmq", "tcp://router:5557").binds
     assert KVEventsConfig("zmq", "tcp://127.0.0.1:5557", bind=True).binds
+    assert config.subscriber_messages == 4096
     second = config.for_replica(1)
     assert (second.endpoint, second.replay_endpoint, second.dp_rank) == ("tcp://*:5558", "tcp://*:6001", 1)
     assert KVEventsConfig("zmq", "ipc://a").for_replica(1).endpoint == "ipc://a_dp1"
