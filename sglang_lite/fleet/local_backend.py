@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from sglang_lite.fleet.backend import ReplicaError
 from sglang_lite.fleet.server_process import Endpoint, Launch, ServerProcess
 from sglang_lite.fleet.spec import Resources
 
@@ -18,7 +19,10 @@ class LocalReplica:
 
     async def start(self) -> Endpoint:
         """See ``Replica``."""
-        return await asyncio.to_thread(self._server.start)
+        try:
+            return await asyncio.to_thread(self._server.start)
+        except OSError as error:
+            raise ReplicaError(f"it cannot be started: {error}") from error
 
     async def exit_code(self) -> int | None:
         """See ``Replica``."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_lite.fleet.router_process import check_router_flags
 from sglang_lite.fleet.spec import FleetSpec, checked_spec, flags_of, read_spec
 from sglang_lite.types import StartupError
 
@@ -42,7 +43,9 @@ def parse_options(words: Sequence[str]) -> FleetOptions:
     file = given.pop("spec", None)
     document = read_spec(file) if file is not None else {}
     _lay_over(document, given, list(flags))
-    return FleetOptions(words, checked_spec(document), log_level)
+    spec = checked_spec(document)
+    check_router_flags(spec)
+    return FleetOptions(words, spec, log_level)
 
 
 def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
@@ -108,5 +111,7 @@ def _lay_over(document: dict[str, Any], given: dict[str, Any], flags: list[str])
             into[name.removeprefix(prefix)] = given.pop(name)
     if flags:
         before = document.get("flags", [])
-        document["flags"] = (flags_of(before) if isinstance(before, str) else list(before)) + flags
+        if not isinstance(before, str | list):
+            raise StartupError("fleet: flags must be words, or one line of them")
+        document["flags"] = flags_of(before) + flags
     document.update(given)

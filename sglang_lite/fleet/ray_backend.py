@@ -46,7 +46,10 @@ class RayReplica:
         }
         if resources.memory:
             options["memory"] = resources.memory
-        self._actor = ray.remote(ActorServer).options(**options).remote(launch)
+        try:
+            self._actor = ray.remote(ActorServer).options(**options).remote(launch)
+        except (TypeError, ValueError) as error:
+            raise ReplicaError(f"Ray does not take its resources: {_first_line(error)}", final=True) from None
 
     async def start(self) -> Endpoint:
         """See ``Replica``."""
@@ -106,6 +109,10 @@ class RayBackend:
                 f"--backend ray needs Ray ({error}); install it with: pip install 'sglang-lite[ray]'"
             ) from None
         settings = self._settings
+        try:
+            ray.runtime_env.RuntimeEnv(**settings.runtime_env)
+        except (TypeError, ValueError) as error:
+            raise StartupError(f"fleet: ray.runtime_env: {_first_line(error)}") from None
         await _check_address(settings.address)
         try:
             await asyncio.to_thread(

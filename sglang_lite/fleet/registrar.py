@@ -79,23 +79,30 @@ class Registrar:
 
     async def _register_all(self) -> None:
         known = await self._router.workers()
+        refused: RouterUnreachableError | None = None
         for slot in self._slots:
             placed = slot.current
             if placed is None:
                 continue
             worker = known.get(placed.endpoint.url)
-            slot.registered = worker is not None and bool(worker.get("is_registered", True))
+            slot.registered = worker is not None and worker.is_registered
             if worker is None:
-                await self._router.add(placed.endpoint, placed.role)
+                try:
+                    await self._router.add(placed.endpoint, placed.role)
+                except RouterUnreachableError as error:  # the others are told all the same
+                    refused = error
+                    continue
                 if slot.current is not placed:  # it was taken away meanwhile, when the router did not know it yet
                     await self._router.remove(placed.endpoint)
+        if refused is not None:
+            raise refused
 
     async def until_used(self, placed: Placed) -> None:
         """Until the router uses ``placed``, which it may have to be told."""
         while True:
             try:
                 worker = (await self._router.workers()).get(placed.endpoint.url)
-                if worker is not None and worker.get("is_registered", True):
+                if worker is not None and worker.is_registered:
                     return
                 if worker is None:
                     await self._router.add(placed.endpoint, placed.role)

@@ -18,6 +18,24 @@ class RouterUnreachableError(Exception):
     """The router did not answer, or not as a router does."""
 
 
+class KnownWorker(msgspec.Struct):
+    """A worker as the router lists it. With ``--dp-aware`` a server is listed once a rank, as ``URL@RANK``."""
+
+    id: str
+    url: str
+    is_registered: bool = True
+
+    @property
+    def server(self) -> str:
+        """Address of the server."""
+        url, separator, rank = self.url.rpartition("@")
+        return url if separator and rank.isdecimal() else self.url
+
+
+class _Listing(msgspec.Struct):
+    workers: list[KnownWorker]
+
+
 class RouterClient:
     """Calls to the router at ``url``; ``api_key`` opens it and the workers."""
 
@@ -43,8 +61,8 @@ class RouterClient:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
-    async def workers(self) -> dict[str, dict[str, Any]]:
-        """What the router knows, by address.
+    async def workers(self) -> dict[str, KnownWorker]:
+        """What the router knows, by the address of the server.
 
         Raises:
             RouterUnreachableError: it did not say.
@@ -52,8 +70,11 @@ class RouterClient:
         status, body = await self._call("GET", "/workers")
         if status != 200:
             raise RouterUnreachableError(f"{self.url}/workers answered {status}: {body[:200]!r}")
-        found = msgspec.json.decode(body)["workers"]
-        return {worker["url"]: worker for worker in found}
+        try:
+            found = msgspec.json.decode(body, type=_Listing).workers
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RouterUnreachableError(f"{self.url}/workers: not the answer of a router: {error}") from None
+        return {worker.server: worker for worker in found}
 
     async def add(self, endpoint: Endpoint, role: Role) -> None:
         """Have the router use a worker.
@@ -79,7 +100,7 @@ class RouterClient:
         worker = (await self.workers()).get(endpoint.url)
         if worker is None:
             return
-        status, answer = await self._call("DELETE", f"/workers/{worker['id']}")
+        status, answer = await self._call("DELETE", f"/workers/{worker.id}")
         if status not in (200, 202, 404):
             raise RouterUnreachableError(f"{self.url}/workers kept {endpoint.url}: {status} {answer[:200]!r}")
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import shlex
+import socket
 
 from sglang_lite.fleet.router_client import RouterClient
 from sglang_lite.fleet.server_process import ROUTER_COMMAND, Launch, ManagedProcess
@@ -23,10 +26,8 @@ class OwnedRouter:
 
     def __init__(self, spec: FleetSpec, environment: dict[str, str]) -> None:
         self._drain_seconds = spec.drain_seconds
-        words = ["--host", spec.router.host, "--port", str(spec.router.port)]
-        words += ["--shutdown-grace-period-secs", str(spec.drain_seconds)]
-        words += ["--pd-disaggregation"] if spec.has_pairs else []
-        self._command = (*ROUTER_COMMAND, *words, *flags_of(spec.router.flags))
+        self._host, self._port = spec.router.host, spec.router.port
+        self._command = (*ROUTER_COMMAND, *_words(spec))
         self._launch = Launch(
             name="router",
             environment=environment,
@@ -39,9 +40,13 @@ class OwnedRouter:
         """Start it and wait for it to answer.
 
         Raises:
-            StartupError: it ended instead.
+            StartupError: its port is somebody else's, whose answers would be taken for its own, or it ended.
         """
-        self._process = await asyncio.to_thread(ManagedProcess, self._command, self._launch)
+        await asyncio.to_thread(_check_free, self._host, self._port)
+        try:
+            self._process = await asyncio.to_thread(ManagedProcess, self._command, self._launch)
+        except OSError as error:
+            raise StartupError(f"the router cannot be started: {error}") from error
         try:
             async with asyncio.timeout(_START_SECONDS):
                 while not await client.is_alive():
@@ -79,3 +84,52 @@ class OwnedRouter:
             logger.warning("the router does not end: killing it")
         finally:
             await process.end()
+
+
+def check_router_flags(spec: FleetSpec) -> None:
+    """Raises StartupError for flags of the fleet's router that are wrong, or not the operator's to give."""
+    # Imported where it is used: a fleet with a router elsewhere does not need it.
+    from sglang_lite.router.options import API_KEY_VARIABLE, parse_options
+
+    if spec.router.url:
+        return
+    flags = flags_of(spec.router.flags)
+    try:
+        options = parse_options(_words(spec))
+    except SystemExit:
+        raise StartupError(f"fleet: router.flags: wrong flags {shlex.join(flags)!r}; see above") from None
+    except StartupError as error:
+        raise StartupError(f"fleet: router.flags: {error}") from None
+    chosen = {"--host": spec.router.host, "--port": spec.router.port}
+    for flag, value in chosen.items():
+        if getattr(options, flag.removeprefix("--")) != value:
+            raise StartupError(f"fleet: router.flags: {flag}: give it as router.{flag.removeprefix('--')}")
+    if options.api_key != (os.environ.get(API_KEY_VARIABLE) or None):
+        raise StartupError(f"fleet: router.flags: --api-key: give the key in {API_KEY_VARIABLE}")
+    refused = {
+        "--worker-urls, --prefill, --decode": options.worker_urls or options.prefill or options.decode,
+        "--service-discovery": options.service_discovery,
+        "--tls-cert-path": options.tls_cert_path,
+        "--control-plane-api-keys": options.control_plane_api_keys,
+    }
+    for flag, value in refused.items():
+        if value:
+            raise StartupError(f"fleet: router.flags: {flag}: not with the fleet's own router; see docs/fleet.md")
+
+
+def _words(spec: FleetSpec) -> list[str]:
+    """What follows ``router`` on its command line."""
+    words = ["--host", spec.router.host, "--port", str(spec.router.port)]
+    words += ["--shutdown-grace-period-secs", str(spec.drain_seconds)]
+    words += ["--pd-disaggregation"] if spec.has_pairs else []
+    return [*words, *flags_of(spec.router.flags)]
+
+
+def _check_free(host: str, port: int) -> None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise StartupError(f"router.port {port}: cannot listen on {host}: {error.strerror or error}") from error

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Coroutine
 from contextlib import suppress
 
 from sglang_lite.fleet.backend import Backend
@@ -15,6 +16,7 @@ from sglang_lite.fleet.ray_backend import RayBackend
 from sglang_lite.fleet.router_client import RouterClient
 from sglang_lite.fleet.router_process import OwnedRouter
 from sglang_lite.fleet.spec import FleetSpec
+from sglang_lite.fleet.spec_checks import check_own_variables
 from sglang_lite.fleet.supervisor import FleetError, Supervisor
 from sglang_lite.types import StartupError
 
@@ -37,6 +39,12 @@ async def _run(options: FleetOptions) -> int:
     spec = options.spec
     stop, hangup = asyncio.Event(), asyncio.Event()
     environment = {name: os.environ[name] for name in KEY_VARIABLES if name in os.environ}
+    check_own_variables(os.environ)
+    if spec.backend == "local" and any(group.resources.gpus for group in spec.replicas):
+        logger.warning(
+            "this machine's resources are not counted: every replica sees all GPUs; "
+            "give groups CUDA_VISIBLE_DEVICES in their environment, or use --backend ray"
+        )
     backend = backend_of(spec)
     await backend.open()
     try:
@@ -64,8 +72,8 @@ async def _live(
     hangup: asyncio.Event,
 ) -> None:
     """Until ``stop``. The router ends its requests first: none finds the workers gone."""
-    if router is not None:
-        await router.start(client)
+    if router is not None and not await _until(router.start(client), stop):
+        return
     replicas = asyncio.create_task(supervisor.run())
     helpers = [asyncio.create_task(_roll_on(hangup, options, supervisor)), asyncio.create_task(stop.wait())]
     if router is not None:
@@ -85,6 +93,21 @@ async def _live(
                 await replicas
         except FleetError as error:
             raise StartupError(f"fleet: {error}") from None
+
+
+async def _until(work: Coroutine[None, None, None], stop: asyncio.Event) -> bool:
+    """Do ``work``; False when ``stop`` came first, which ends it."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            return False
+        await working
+        return True
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
 
 
 async def _roll_on(hangup: asyncio.Event, options: FleetOptions, supervisor: Supervisor) -> None:

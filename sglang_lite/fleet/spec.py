@@ -10,8 +10,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from sglang_lite.config import ServerConfig
-from sglang_lite.configuration.command_line import build_parser, parse_arguments
+from sglang_lite.fleet.spec_checks import check_fields, check_flags
 from sglang_lite.types import StartupError
 
 Role = Literal["plain", "prefill", "decode"]
@@ -19,26 +18,6 @@ Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0, le=1024)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
-
-CHOSEN_BY_FLEET = (
-    "host",
-    "port",
-    "disaggregation-mode",
-    "disaggregation-bootstrap-port",
-    "engine-info-bootstrap-port",
-)
-"""Options of a replica that the fleet gives it."""
-
-NOT_IN_A_FLEET = {
-    "router-url": "the fleet registers its replicas itself",
-    "grpc-mode": "the router speaks HTTP to its workers",
-    "ssl-keyfile": "replicas serve HTTP inside the cluster",
-    "ssl-certfile": "replicas serve HTTP inside the cluster",
-    "nnodes": "a replica runs on one machine",
-    "node-rank": "a replica runs on one machine",
-    "api-key": "give the key in SGLANG_LITE_API_KEY; command lines are readable to everybody on a machine",
-    "admin-api-key": "give the key in SGLANG_LITE_ADMIN_API_KEY; command lines are readable to everybody on a machine",
-}
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -165,8 +144,9 @@ def checked_spec(document: dict[str, Any]) -> FleetSpec:
     if not any(group.count for group in spec.replicas):
         raise StartupError("fleet: no replicas; give --replicas, or --prefill and --decode, or replicas in the spec")
     _check_groups(spec.replicas)
+    check_fields(document, spec)
     for group in spec.replicas:
-        _check_flags(group.title, flags_of(spec.flags) + flags_of(group.flags))
+        check_flags(group.title, flags_of(spec.flags) + flags_of(group.flags))
     return spec
 
 
@@ -194,17 +174,3 @@ def _check_groups(groups: list[Group]) -> None:
         raise StartupError("fleet: replicas: plain ones do not go together with prefill and decode behind one router")
     if len(roles) == 1 and "plain" not in roles:
         raise StartupError(f"fleet: replicas: only {roles.pop()} ones; prefill and decode need each other")
-
-
-def _check_flags(title: str, words: list[str]) -> None:
-    """Parsed as the replica will, so that prefixes and ``--flag=value`` do not get around the rules."""
-    try:
-        fields = parse_arguments(build_parser(ServerConfig.option_specs()), ["--drain-timeout=0", *words]).fields
-    except SystemExit:
-        raise StartupError(f"fleet: replicas {title}: wrong flags {shlex.join(words)!r}; see above") from None
-    for name in fields:
-        flag = name.replace("_", "-")
-        if flag in CHOSEN_BY_FLEET:
-            raise StartupError(f"fleet: replicas {title}: flag --{flag}: the fleet chooses it; remove it")
-        if flag in NOT_IN_A_FLEET:
-            raise StartupError(f"fleet: replicas {title}: flag --{flag}: {NOT_IN_A_FLEET[flag]}; remove it")

@@ -23,7 +23,11 @@ EXIT_WRONG_WORDS = 2
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 _MOST_FAILURES = 5
+_STEADY_SECONDS = 60.0
+"""A replica that serves for less counts as one that fails when it is lost."""
 _ROLL_ATTEMPTS = 3
+_FIXED = ("backend", "ray", "router", "targets_file")
+"""Sections that are read at the start only."""
 _HEALTH_SECONDS = 5.0
 _HEALTH_PAUSE = 0.1
 _LEAVE_SECONDS = 10.0
@@ -81,16 +85,22 @@ class Supervisor:
         shapes = [[(group.title, group.role, group.count) for group in one.replicas] for one in (spec, self._spec)]
         if shapes[0] != shapes[1]:
             raise FleetError("names, roles and counts of the groups must stay as they are; restart the fleet")
+        for name in _FIXED:
+            if getattr(spec, name) != getattr(self._spec, name):
+                raise FleetError(f"{name} must stay as it is; restart the fleet")
         before, self._spec = self._spec, spec
+        old_groups = [slot.group for slot in self.slots]
         groups = {group.title: group for group in spec.replicas}
-        for slot in self.slots:
-            old_group, slot.group = slot.group, groups[slot.group.title]
-            try:
+        try:
+            for slot in self.slots:
+                slot.group = groups[slot.group.title]
                 async with slot.lock:
                     await self._replace(slot)
-            except FleetError:
-                self._spec, slot.group = before, old_group
-                raise
+        except FleetError:
+            self._spec = before
+            for slot, group in zip(self.slots, old_groups, strict=True):
+                slot.group = group
+            raise
 
     async def _replace(self, slot: Slot) -> None:
         logger.info("%s is replaced", slot.title)
@@ -109,11 +119,13 @@ class Supervisor:
             await self._retire(old)
 
     async def _keep(self, slot: Slot) -> None:
+        losses = 0
         try:
             while True:
                 async with slot.lock:
                     if slot.current is None:
                         self._take(slot, await self._fill(slot))
+                began = time.monotonic()
                 lost, reason = await self._watch(slot)
                 async with slot.lock:
                     if lost is None or slot.current is not lost:
@@ -123,6 +135,11 @@ class Supervisor:
                     self.registrar.notice(slot)
                     await self.registrar.forget(lost)
                     await lost.replica.kill()
+                losses = losses + 1 if time.monotonic() - began < _STEADY_SECONDS else 0
+                if losses > 1:  # the first one is replaced at once
+                    pause = min(_FIRST_PAUSE * 2.0 ** min(losses - 2, 30), _LONGEST_PAUSE)
+                    logger.warning("%s: %d were lost soon after they began; again in %.0f s", slot.title, losses, pause)
+                    await asyncio.sleep(pause)
         finally:
             await self._leave(slot)
 

@@ -12,6 +12,7 @@ import pytest
 from sglang_lite.fleet.options import parse_options
 from sglang_lite.fleet.ray_backend import RayBackend
 from sglang_lite.fleet.spec import Group, RaySettings, Resources, checked_spec, flags_of
+from sglang_lite.fleet.spec_checks import check_own_variables
 from sglang_lite.types import StartupError
 
 MODEL = ["--", "--model-path", "m"]
@@ -74,11 +75,59 @@ replicas:
         ({"flags": ["--api-key", "x"], "replicas": [{}]}, "SGLANG_LITE_API_KEY"),
         ({"flags": ["--nnodes", "2"], "replicas": [{}]}, "one machine"),
         ({"flags": ["--page-size", "none"], "replicas": [{}]}, "wrong flags"),
+        ({"replicas": [{}], "drain_seconds": float("inf")}, "drain_seconds"),
+        ({"replicas": [{}], "start_seconds": float("nan")}, "start_seconds"),
+        ({"replicas": [{}], "targets_file": "/nowhere/at/all.json"}, "targets_file .*directory"),
+        ({"replicas": [{}], "log_directory": "a\0b"}, "log_directory"),
+        ({"replicas": [{"name": "../up"}]}, r"replicas\[0\].name"),
+        ({"replicas": [{}, {"name": "b", "environment": {"A=B": "c"}}]}, r"replicas\[1\].environment.A=B"),
+        ({"replicas": [{"environment": {"A": "b\0"}}]}, r"replicas\[0\].environment.A"),
+        ({"replicas": [{"environment": {"SGLANG_LITE_PORT": "1"}}]}, "SGLANG_LITE_PORT: the fleet chooses it"),
+        ({"replicas": [{"environment": {"SGLANG_LITE_GRPC_MODE": "1"}}]}, "speaks HTTP"),
+        ({"replicas": [{"environment": {"SGLANG_LITE_API_KEY": "k"}}]}, "to the fleet itself"),
+        ({"replicas": [{"flags": ["--model-path", "a\0"]}]}, "null character"),
+        ({"replicas": [{"resources": {"gpus": 1.5}}]}, r"resources.gpus 1.5"),
+        ({"replicas": [{"resources": {"cpus": float("inf")}}]}, "cpus"),
+        ({"replicas": [{"resources": {"custom": {"GPU": 1}}}]}, "custom.GPU"),
+        ({"replicas": [{}], "router": {"url": "router:30000"}}, "router.url"),
+        ({"replicas": [{}], "router": {"url": "http://r:99999"}}, "router.url"),
+        ({"replicas": [{}], "router": {"url": "http://r", "flags": "--policy random"}}, "router.flags: has no effect"),
+        ({"replicas": [{}], "router": {"host": " "}}, "router.host"),
     ],
 )
 def test_wrong_specifications(document: dict[str, Any], words: str) -> None:
     with pytest.raises(StartupError, match=words):
         checked_spec(document)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--policy bukket", "wrong flags"),
+        ("--cache-threshold 7", "router.flags: --cache-threshold"),
+        ("--por 1", "give it as router.port"),
+        ("--host 127.0.0.1", "give it as router.host"),
+        ("--api-key k", "SGLANG_LITE_API_KEY"),
+        ("--worker-urls http://a", "--worker-urls"),
+        ("--control-plane-api-keys a:b:admin:c", "--control-plane-api-keys"),
+    ],
+)
+def test_wrong_flags_of_the_router(flags: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_LITE_API_KEY", raising=False)
+    file = tmp_path / "fleet.yaml"
+    file.write_text(f"replicas: [{{}}]\nrouter: {{flags: {flags}}}")
+    with pytest.raises(StartupError, match=words):
+        parse_options(["--spec", str(file)])
+    file.write_text("replicas: [{}]\nflags: 5")
+    with pytest.raises(StartupError, match="flags"):
+        parse_options(["--spec", str(file), *MODEL])
+
+
+def test_variables_of_the_fleet_that_its_replicas_would_have() -> None:
+    check_own_variables({"SGLANG_LITE_HOST": "0.0.0.0", "SGLANG_LITE_API_KEY": "k", "SGLANG_LITE_GRPC_MODE": "0"})
+    for name in ("SGLANG_LITE_GRPC_MODE", "SGLANG_LITE_DISAGGREGATION_MODE", "SGLANG_LITE_ROUTER_URL"):
+        with pytest.raises(StartupError, match=name):
+            check_own_variables({name: "prefill"})
 
 
 def test_counts_are_given_in_one_place(tmp_path: Path) -> None:

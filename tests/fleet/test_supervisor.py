@@ -113,7 +113,7 @@ async def test_a_router_that_forgot_is_told_again() -> None:
     async with running(spec_of()) as fleet:
         urls = fleet.urls
         for worker in (await fleet.client.workers()).values():
-            await fleet.router.session.delete(f"{fleet.router.url}/workers/{worker['id']}")
+            await fleet.router.session.delete(f"{fleet.router.url}/workers/{worker.id}")
         assert not fleet.urls
         await fleet.until(lambda: fleet.urls == urls)
 
