@@ -152,10 +152,11 @@ def test_time_to_leave_and_probes() -> None:
             assert {main[name]["httpGet"]["path"] for name in ("readinessProbe", "livenessProbe")} == {"/health"}
         else:
             assert parse_options(main["args"][1:]).shutdown_grace_period_secs == 200
-            assert {main[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")} == {
-                "/healthz"
-            }
+            assert {main[f"{name}Probe"]["httpGet"]["path"] for name in ("readiness", "liveness")} == {"/healthz"}
+            assert main["startupProbe"]["httpGet"]["path"] == "/readyz"
+            assert main["startupProbe"]["periodSeconds"] * main["startupProbe"]["failureThreshold"] >= 1800
         assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["enableServiceLinks"] is False
         assert main["securityContext"]["readOnlyRootFilesystem"] is True
         assert {mount["name"] for mount in main["volumeMounts"]} <= {volume["name"] for volume in pod["volumes"]}
 

@@ -66,6 +66,16 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- mustMergeOverwrite (deepCopy .root.Values.pool) (omit (index .root.Values .name) "") | toJson -}}
 {{- end -}}
 
+{{- /* The longest time that any server may take to start, and a minute: the router waits for the first one. */ -}}
+{{- define "sglang-lite.startSeconds" -}}
+{{- $seconds := 0 -}}
+{{- range $name := list "workers" "prefill" "decode" -}}
+{{- $pool := include "sglang-lite.pool" (dict "root" $ "name" $name) | fromJson -}}
+{{- if gt (int $pool.replicas) 0 }}{{ $seconds = max $seconds (int $pool.startSeconds) }}{{ end -}}
+{{- end -}}
+{{- add $seconds 60 -}}
+{{- end -}}
+
 {{- define "sglang-lite.url" -}}
 {{- $service := printf "%s-%s" (include "sglang-lite.fullname" .root) .name -}}
 http://{{ $service }}-{{ .ordinal }}.{{ $service }}.{{ .root.Release.Namespace }}.svc:{{ .port }}
