@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from multidict import CIMultiDict
 
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
+from sglang_lite.rpc.inner import headers_of
 from sglang_lite.rpc.status import Call
 from sglang_lite.server.auth import may_pass, presented_key
 from sglang_lite.server.context import ServerContext
@@ -24,6 +25,20 @@ from sglang_lite.types import RequestError
 def exact(value: float) -> float:
     """The number that a client wrote: the shortest decimal with this 32-bit value. 0.1 arrives as 0.100000001."""
     return float(str(np.float32(value)))
+
+
+def prompt_ids(context: ServerContext, ids: Sequence[int], call: Call) -> list[int]:
+    """The token ids of a message as a list; messages have room for far more than any context.
+
+    Raises:
+        RequestError: they are longer than the context, or the key is wrong.
+    """
+    limit = context.engine.info.context_length
+    if len(ids) > limit and not context.config.allow_auto_truncate:
+        check_key(context, headers_of(call), "/generate")
+        message = f"The input ({len(ids)} tokens) is longer than the model's context length ({limit} tokens)."
+        raise RequestError(message, field="input_ids")
+    return list(ids)
 
 
 def check_key(context: ServerContext, headers: Mapping[str, str], path: str) -> None:

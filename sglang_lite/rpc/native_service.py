@@ -9,7 +9,7 @@ import msgspec
 
 from sglang_lite.rpc import native_info
 from sglang_lite.rpc.generated.sglang.runtime.v1 import sglang_pb2 as pb
-from sglang_lite.rpc.generation import send
+from sglang_lite.rpc.generation import prompt_ids, send
 from sglang_lite.rpc.inner import RESUMABLE, Inner, headers_of
 from sglang_lite.rpc.native_generation import generate
 from sglang_lite.rpc.routed import OFFER, wanted_route
@@ -63,7 +63,8 @@ class NativeService:
         await generate(self._context, request, {"text": request.text}, call)
 
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> None:
-        await generate(self._context, request, {"input_ids": list(request.input_ids)}, call)
+        prompt = {"input_ids": prompt_ids(self._context, request.input_ids, call)}
+        await generate(self._context, request, prompt, call)
 
     async def _embed(self, inputs: list[Any], options: pb.RequestOptions, call: Call) -> pb.EmbedResponse:
         body = {"model": self._context.model_name, "input": inputs, **_options(options)}

@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 
 from sglang_lite.frontend.request import FinishReason, GenerationOutput, TokenLogprobs
 from sglang_lite.rpc.generated.sglang.grpc.scheduler import sglang_scheduler_pb2 as pb
-from sglang_lite.rpc.generation import exact, send, sequences
+from sglang_lite.rpc.generation import exact, prompt_ids, send, sequences
 from sglang_lite.rpc.inner import headers_of
 from sglang_lite.rpc.status import Call
 from sglang_lite.server.context import ServerContext
@@ -61,7 +61,7 @@ def refuse_media(inputs: Any) -> None:
 
 
 def request_body(request: pb.GenerateRequest, request_id: str) -> dict[str, Any]:
-    """The body of ``/generate`` that says the same.
+    """The body of ``/generate`` that says the same, without its prompt.
 
     Raises:
         RequestError: what the request asks for has no counterpart here.
@@ -69,7 +69,6 @@ def request_body(request: pb.GenerateRequest, request_id: str) -> dict[str, Any]
     refuse_media(request.mm_inputs)
     body: dict[str, Any] = {
         "rid": request_id,
-        "input_ids": list(request.tokenized.input_ids),
         "stream": request.stream,
         "return_logprob": request.return_logprob,
         "top_logprobs_num": request.top_logprobs_num,
@@ -197,7 +196,9 @@ async def generate(context: ServerContext, request: pb.GenerateRequest, call: Ca
     """
     request_id = request.request_id or context.new_request_id("grpc-")
     messages = _Messages(request, request_id)
-    async with sequences(context, request_body(request, request_id), headers_of(call)) as running:
+    body = request_body(request, request_id)
+    body["input_ids"] = prompt_ids(context, request.tokenized.input_ids, call)
+    async with sequences(context, body, headers_of(call)) as running:
         async for index, output in running:
             chunk = messages.chunk(index, output) if request.stream else None
             if chunk is not None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 from aiohttp import web
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from sglang_lite.config import ServerConfig
 from sglang_lite.frontend.request_limits import LIMITS
@@ -20,6 +20,7 @@ from sglang_lite.rpc.generated.sglang.grpc.scheduler import sglang_scheduler_pb2
 from sglang_lite.rpc.generated.sglang.runtime.v1 import sglang_pb2
 from sglang_lite.rpc.inner import Inner
 from sglang_lite.rpc.native_service import NativeService
+from sglang_lite.rpc.open_services import HealthService, ReflectionService
 from sglang_lite.rpc.scheduler_service import SchedulerService
 from sglang_lite.rpc.sidecar import make_sidecar
 from sglang_lite.rpc.status import with_status
@@ -32,6 +33,7 @@ from sglang_lite.types import StartupError
 logger = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 256 * 1024 * 1024
+METADATA_BYTES = 64 * 1024
 _PING_MS = 10_000
 _HEALTH_SECONDS = 0.25
 _SPARE_CALLS = 64
@@ -40,6 +42,9 @@ _SPARE_CALLS = 64
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
+    # As much as HTTP servers take in headers; 8 KiB, the default, are less than some keys and traces.
+    ("grpc.max_metadata_size", METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES),
     # An occupied port must be an error, not a port shared with another server.
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -86,11 +91,11 @@ class GrpcServer:
             self._server.add_generic_rpc_handlers(
                 (grpc.method_handlers_generic_handler(descriptor.full_name, handlers),)
             )
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [descriptor.full_name for descriptor in _SERVICES]
-        self._health_names = ("", *names)
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        self._health = HealthService(("", *names))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflected = ReflectionService((*names, health.SERVICE_NAME, reflection.SERVICE_NAME))
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, self._server)
 
     async def start(self, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
         """Listen; returns the port.
@@ -108,21 +113,18 @@ class GrpcServer:
             raise StartupError(
                 f"cannot bind {host}:{port} for gRPC: {error}; choose another --port or end the program that uses it"
             ) from error
-        await self.report_health()
+        self.report_health()
         await self._server.start()
         return int(bound)
 
-    async def report_health(self) -> None:
+    def report_health(self) -> None:
         """Tell the health service what the server is now."""
-        serving = is_serving(self._context) and not self._context.paused
-        kinds = health_pb2.HealthCheckResponse
-        for name in self._health_names:
-            await self._health.set(name, kinds.SERVING if serving else kinds.NOT_SERVING)
+        self._health.set(is_serving(self._context) and not self._context.paused)
 
     async def watch_health(self) -> None:
         """Keep the health service up to date until cancelled."""
         while True:
-            await self.report_health()
+            self.report_health()
             await asyncio.sleep(_HEALTH_SECONDS)
 
     async def stop(self, grace: float) -> None:

@@ -21,7 +21,8 @@ Handler = Callable[[Any, Call], Awaitable[Any]]
 HTTP_STATUS, HTTP_TYPE, HTTP_BODY = "x-sgl-status", "x-sgl-type", "x-sgl-body-bin"
 """Trailing metadata of refused calls: what the HTTP interface would have answered."""
 _BODY_BYTES = 4096
-"""Metadata of a call may have 8 KiB."""
+_DETAILS_BYTES = 2048
+"""Metadata of a call may have 8 KiB together; bytes of the body take a third more."""
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -69,9 +70,20 @@ def error_metadata(error: RequestError) -> tuple[tuple[str, str | bytes], ...]:
     return tuple(told)
 
 
+def _details(message: str) -> str:
+    """As much of ``message`` as has room in a status line, where bytes outside of printable ASCII take three."""
+    room = _DETAILS_BYTES
+    text = message.encode("utf-8", "replace").decode()
+    for place, character in enumerate(text):
+        room -= 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())
+        if room < 0:
+            return text[:place] + "..."
+    return text
+
+
 async def refuse(call: Call, error: RequestError) -> NoReturn:
     """End a call with the status of ``error``."""
-    await call.abort(code_of(error.status), error.message, error_metadata(error))
+    await call.abort(code_of(error.status), _details(error.message), error_metadata(error))
     raise AssertionError("abort() raises")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import json
 import zipfile
@@ -16,6 +18,7 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from sglang_lite.rpc import open_services
 from sglang_lite.rpc.generated.sglang.grpc.scheduler import sglang_scheduler_pb2 as scheduler_pb
 from sglang_lite.rpc.generated.sglang.runtime.v1 import sglang_pb2 as pb
 from sglang_lite.rpc.generated.smg.grpc.common import common_pb2
@@ -91,6 +94,7 @@ async def test_c702_chunks_then_one_complete(clients: GrpcClients) -> None:
         (lambda s: s.TextGenerate(pb.TextGenerateRequest(text="A", sampling_params={"top_p": 0.0})), "top_p"),
         (lambda s: s.TextGenerate(text_request(tokens=10**6)), "context"),
         (lambda s: s.TextGenerate(text_request("A" * 5000)), "context"),
+        (lambda s: s.Generate(pb.GenerateRequest(input_ids=[65] * 200_000)), "200000 tokens"),
         (lambda s: s.TextGenerate(pb.TextGenerateRequest(text="A", sampling_params={"best_of": 3})), "best_of"),
         (lambda s: s.TextGenerate(text_request(data_parallel_rank=7)), "out of range"),
         (lambda s: s.ChatComplete(pb.OpenAIJsonRequest(json=b"[1]")), "JSON object"),
@@ -327,6 +331,42 @@ async def test_health_service_and_reflection(clients: GrpcClients) -> None:
     names = {service.name for service in (await call.read()).list_services_response.service}
     assert {"sglang.runtime.v1.SglangService", "sglang.grpc.scheduler.SglangScheduler"} <= names
     call.cancel()
+
+
+async def test_strangers_take_few_places(clients: GrpcClients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that need no key and last as long as a client likes."""
+    monkeypatch.setattr(open_services, "MAX_STREAMS", 2)
+    health = health_pb2_grpc.HealthStub(clients.channel)
+    reflection = reflection_pb2_grpc.ServerReflectionStub(clients.channel)
+
+    async def watch() -> Any:
+        call = health.Watch(health_pb2.HealthCheckRequest())
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await call.read()
+        return call
+
+    async def reflect() -> Any:
+        call = reflection.ServerReflectionInfo()
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            await call.read()
+        return call
+
+    for make in (watch, reflect):
+        held = [await make() for _ in range(2)]
+        refused_call = await make()
+        assert await refused_call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in held:
+            call.cancel()
+        async with asyncio.timeout(10):
+            while (again := await make()).done():
+                await asyncio.sleep(0.01)
+        again.cancel()
+
+
+async def test_metadata_may_be_as_long_as_headers(clients: GrpcClients) -> None:
+    metadata = tuple((f"x-note-{number}", "a" * 5000) for number in range(4))
+    assert (await clients.native.GetModelInfo(pb.GetModelInfoRequest(), metadata=metadata)).model_path
 
 
 def scheduler_request(tokens: int = 4, **fields: Any) -> scheduler_pb.GenerateRequest:

@@ -69,6 +69,23 @@ async def test_a_fault_of_ours_tells_its_type_alone() -> None:
     assert "ValueError" in (caught.value.details() or "")
 
 
+@pytest.mark.parametrize("sign", ["\u00e9", "%", "x", "\n", "\U0001f600", "\ud800"])
+async def test_long_refusals_arrive(sign: str) -> None:
+    """Status lines have little room, and signs outside of ASCII take nine times their place there."""
+
+    def refuses(request: GenerateRequest) -> list[Any]:
+        return [RequestError(f"too long: {sign * 20_000}", status=400)]
+
+    context = ready(engine(refuses))
+    async with listening(context), grpc.aio.insecure_channel(f"127.0.0.1:{context.port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(stub_of(channel).TextGenerate(STREAM)))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    details = caught.value.details() or ""
+    assert details.startswith("too long: ") and details.endswith("...") and len(details) > 150
+    assert dict(caught.value.trailing_metadata() or ())["x-sgl-status"] == "400"
+
+
 async def test_a_reader_that_stops_loses_its_call_and_frees_the_engine() -> None:
     def endless(request: GenerateRequest) -> list[Any]:
         texts = ["x" * (300_000 * step) for step in range(1, 60)]
