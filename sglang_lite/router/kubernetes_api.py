@@ -13,6 +13,7 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
+from sglang_lite.router.body import NOT_READ
 from sglang_lite.types import StartupError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -23,6 +24,8 @@ _SILENCE_SECONDS = _WATCH_SECONDS + 15.0
 """The server ends a watch in time; a connection that is silent for longer is dead."""
 _LIST_SECONDS = 30.0
 _LINE_BYTES = 4 * 1024 * 1024
+_MOST_OBJECTS = 100_000
+"""Of a list; a router has room for far fewer workers."""
 _GONE = 410
 
 
@@ -102,8 +105,11 @@ class KubernetesApi:
         while True:
             async with asyncio.timeout(_LIST_SECONDS), await self._get(path, query, _LIST_SECONDS) as response:
                 body = _decoded(await response.read())
-            found += [item for item in body.get("items") or () if isinstance(item, dict)]
-            head = body.get("metadata") or {}
+            items, head = body.get("items"), body.get("metadata")
+            found += [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+            if len(found) > _MOST_OBJECTS:
+                raise ApiError(0, f"more than {_MOST_OBJECTS} objects have the labels {selector}")
+            head = head if isinstance(head, dict) else {}
             if not head.get("continue"):
                 return found, str(head.get("resourceVersion", ""))
             query["continue"] = str(head["continue"])
@@ -136,11 +142,13 @@ class KubernetesApi:
 
     async def _get(self, path: str, query: Mapping[str, str], silence: float) -> aiohttp.ClientResponse:
         assert self._session is not None
-        token = await asyncio.to_thread(self._access.token.read_text)
+        token = (await asyncio.to_thread(self._access.token.read_text, encoding="utf-8", errors="replace")).strip()
+        if not token.isascii() or not token.isprintable():
+            raise ApiError(0, f"{self._access.token} holds no token")
         response = await self._session.get(
             self._access.url + path,
             params=query,
-            headers={"authorization": f"Bearer {token.strip()}", "accept": "application/json"},
+            headers={"authorization": f"Bearer {token}", "accept": "application/json"},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence),
         )
         if response.status == 200:
@@ -153,7 +161,7 @@ class KubernetesApi:
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except NOT_READ as error:
         raise ApiError(0, f"an answer is no JSON object: {error}") from None
 
 

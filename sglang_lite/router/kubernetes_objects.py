@@ -62,12 +62,12 @@ def _map(value: Any) -> Mapping[str, Any]:
 
 
 def _maps(value: Any) -> Iterator[Mapping[str, Any]]:
-    yield from (item for item in value or () if isinstance(item, Mapping))
+    yield from (item for item in value if isinstance(item, Mapping)) if isinstance(value, list) else ()
 
 
 def _pod_hosts(pod: Mapping[str, Any]) -> Iterator[str]:
     status = _map(pod.get("status"))
-    conditions = {entry.get("type"): entry.get("status") for entry in _maps(status.get("conditions"))}
+    conditions = {str(entry.get("type")): entry.get("status") for entry in _maps(status.get("conditions"))}
     address = status.get("podIP")
     if conditions.get("Ready") == "True" and status.get("phase") == "Running" and isinstance(address, str) and address:
         yield address
@@ -81,8 +81,8 @@ def _slice_hosts(value: Mapping[str, Any]) -> Iterator[str]:
         # An absent condition is to be read as ready.
         if conditions.get("ready") is False or conditions.get("terminating") is True:
             continue
-        addresses = endpoint.get("addresses") or ()
-        if addresses and isinstance(addresses[0], str):
+        addresses = endpoint.get("addresses")
+        if isinstance(addresses, list) and addresses and isinstance(addresses[0], str):
             yield addresses[0]  # all addresses of an endpoint are the same pod
 
 
@@ -93,4 +93,5 @@ def _slice_port(value: Mapping[str, Any]) -> int | None:
 
 def _bootstrap_port(value: Mapping[str, Any]) -> int | None:
     text = str(_map(_map(value.get("metadata")).get("annotations")).get(PORT_ANNOTATION, ""))
-    return int(text) if text.isdigit() and 0 < int(text) < 65536 else None
+    is_number = text.isascii() and text.isdecimal() and len(text) < 6
+    return int(text) if is_number and 0 < int(text) < 65536 else None

@@ -17,7 +17,7 @@ from sglang_lite.router import kubernetes_api
 from sglang_lite.router.app import make_app
 from sglang_lite.router.context import RouterContext
 from sglang_lite.router.discovery import Pool, follow
-from sglang_lite.router.kubernetes_api import ClusterAccess, KubernetesApi
+from sglang_lite.router.kubernetes_api import ApiError, ClusterAccess, KubernetesApi
 from sglang_lite.router.kubernetes_objects import Found, resource_path, workers_of
 from sglang_lite.router.options import RouterOptions, checked, parse_options
 from sglang_lite.types import StartupError
@@ -144,7 +144,9 @@ async def test_an_api_server_that_is_away_takes_no_worker(tmp_path: Path, caplog
         assert "not now" in caplog.text
 
 
-@pytest.mark.parametrize("line", [b"nonsense", b'{"type": 3}', b"[]", b'{"type":"ADDED","object":[]}'])
+@pytest.mark.parametrize(
+    "line", [b"nonsense", b'{"type": 3}', b"[]", b'{"type":"ADDED","object":[]}', b'{"object":' + b"[" * 20_000]
+)
 async def test_events_without_sense_lead_to_a_new_list(tmp_path: Path, line: bytes) -> None:
     api = ClusterApi()
     api.put(pod("a", "10.0.0.1"))
@@ -221,6 +223,40 @@ async def test_workers_that_another_process_found_are_taken_over(tmp_path: Path)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await context.close()
+
+
+@pytest.mark.parametrize("port", ["\u00b2", "\u0663", "9" * 5000, "-1", "0", "65536", "90 00", ""])
+def test_a_note_of_an_operator_does_not_end_the_discovery(port: str) -> None:
+    value = pod("a", "10.0.0.1")
+    value["metadata"]["annotations"] = {"sglang.ai/bootstrap-port": port}
+    assert workers_of("pods", value, "http", 8000) == [Found("http://10.0.0.1:8000", None)]
+
+
+@pytest.mark.parametrize("odd", [3, "x", {}, {"0": 1}, [[]], [{"type": {}}], True])
+@pytest.mark.parametrize("resource", ["pods", "endpointslices"])
+def test_objects_of_other_shapes_are_no_workers(resource: str, odd: Any) -> None:
+    for value in (
+        {"metadata": odd, "status": {"conditions": odd, "phase": "Running", "podIP": "10.0.0.1"}},
+        {"metadata": {"annotations": odd}, "ports": odd, "endpoints": odd},
+        {"ports": [{"port": 1}], "endpoints": [{"addresses": odd, "conditions": odd}]},
+        {"status": odd, "endpoints": [{"addresses": ["10.0.0.1"]}], "ports": [{"port": odd, "protocol": odd}]},
+    ):
+        assert workers_of(resource, value, "http", None) == []
+
+
+async def test_a_list_without_end_and_a_token_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_api, "_MOST_OBJECTS", 5)
+    api = ClusterApi()
+    api.page = 2
+    api.put(*(pod(f"p{number}", f"10.0.0.{number}") for number in range(8)))
+    async with serving(api, tmp_path) as access, KubernetesApi(access) as client:
+        with pytest.raises(ApiError, match="more than 5 objects"):
+            await client.list("/api/v1/pods", "app=x")
+        assert api.count("list") == 3
+        for token in (b"\xff\xfe", b"two\nlines", b"a\0b"):
+            (tmp_path / "token").write_bytes(token)
+            with pytest.raises(ApiError, match="no token"):
+                await client.list("/api/v1/pods", "app=x")
 
 
 def test_endpoint_slices() -> None:
