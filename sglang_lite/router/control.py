@@ -19,6 +19,8 @@ from sglang_lite.router.exchange import Reply, whole
 from sglang_lite.router.workers import Worker
 
 _LOAD_SECONDS = 5.0
+_LARGEST = 2**53
+"""Of counts; sums of more than these are no JSON that others read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ async def fan_out(request: web.Request) -> web.Response:
         body["aborted_workers"] = sum(answer.get("success") is True for answer in bodies)
         body["success"] = body["aborted_workers"] > 0 or fields.get("abort_all") is True
     if request.path == "/update_weights_from_disk":
-        body["num_paused_requests"] = sum(int(answer.get("num_paused_requests") or 0) for answer in bodies)
+        body["num_paused_requests"] = sum(_count(answer.get("num_paused_requests")) for answer in bodies)
     return _json(body)
 
 
@@ -128,7 +130,8 @@ async def ask_one(request: web.Request) -> web.Response:
     model = fields.get("model")
     workers = context.registry.of_model(model if isinstance(model, str) else None)
     prefills = [worker for worker in workers if worker.role == "prefill"] or workers
-    reply = await call_worker(request, prefills[0], await request.read())
+    asked = next((worker for worker in prefills if worker.healthy), prefills[0])
+    reply = await call_worker(request, asked, await request.read())
     answer = _decoded(reply)
     if reply.status >= 300 or not answer:
         return whole(reply, request["request_id"])
@@ -143,8 +146,10 @@ async def poll_transfers(request: web.Request) -> web.Response:
         if reply.status >= 300:
             return whole(reply, request["request_id"])
         for name, value in _decoded(reply).items():
-            if isinstance(value, int | list):
-                total[name] = total.get(name, type(value)()) + value
+            if isinstance(value, list) and isinstance(total.setdefault(name, []), list):
+                total[name] = total[name] + value
+            elif isinstance(total.get(name, 0), int) and (count := _count(value)):
+                total[name] = total.get(name, 0) + count
     return _json(total)
 
 
@@ -180,13 +185,19 @@ async def _load(context: RouterContext, worker: Worker) -> int:
             if response.status != 200:
                 return -1
             body = msgspec.json.decode(await response.read(), type=dict[str, Any])
-            return int(body["aggregate"]["total_tokens"])
+            load = int(body["aggregate"]["total_tokens"])
+            return load if 0 <= load < _LARGEST else -1
     except (aiohttp.ClientError, ConnectionError, TimeoutError, *NOT_READ, KeyError, TypeError, ValueError):
         return -1
 
 
 def _decoded(reply: Reply) -> dict[str, Any]:
     """The object that a worker answered; some answer text, which is none."""
+def _count(value: Any) -> int:
+    """A count that a worker told; 0 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST else 0
+
+
     try:
         return msgspec.json.decode(reply.body, type=dict[str, Any])
     except NOT_READ:

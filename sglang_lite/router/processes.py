@@ -16,6 +16,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,11 +134,14 @@ class _Family:
 
     def _stop(self) -> None:
         self._stopping = True
-        for process in self._numbers:
-            os.kill(process, signal.SIGTERM)
+        self._tell(signal.SIGTERM)
 
     def _forward(self, number: int, frame: object) -> None:
         if number != signal.SIGHUP:
             self._stopping = True
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
         for process in list(self._numbers):
-            os.kill(process, number)
+            with suppress(ProcessLookupError):  # a signal came between its end and the note of it
+                os.kill(process, number)

@@ -31,7 +31,7 @@ class NotReadyError(Exception):
 
 def watch(context: RouterContext, worker: Worker) -> None:
     """Look after ``worker`` until it is removed."""
-    context.tasks[worker.url] = asyncio.create_task(_look_after(context, worker))
+    context.tasks[worker.url] = asyncio.create_task(_keep_watch(context, worker))
 
 
 def unwatch(context: RouterContext, worker: Worker) -> None:
@@ -55,6 +55,17 @@ async def register(context: RouterContext, worker: Worker) -> None:
             if error.final or attempt == _INFO_ATTEMPTS - 1:
                 raise
         await asyncio.sleep(_INFO_BACKOFF * 2**attempt)
+
+
+async def _keep_watch(context: RouterContext, worker: Worker) -> None:
+    while True:
+        try:
+            await _look_after(context, worker)
+        except Exception:  # a fault of ours must not leave a worker without anybody who looks after it
+            logger.exception("fault while looking after worker %s", worker.url)
+            await asyncio.sleep(context.options.worker_startup_check_interval)
+        else:
+            return
 
 
 async def _look_after(context: RouterContext, worker: Worker) -> None:

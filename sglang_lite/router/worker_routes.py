@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -29,8 +29,8 @@ class NewWorker(msgspec.Struct, forbid_unknown_fields=True):
 
     url: str
     worker_type: str = "regular"
-    bootstrap_port: int | None = None
-    api_key: str | None = None
+    bootstrap_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
+    api_key: Annotated[str, msgspec.Meta(pattern=r"^[!-~]*\Z")] | None = None
     priority: int | None = None
     cost: float | None = None
     labels: dict[str, str] | None = None

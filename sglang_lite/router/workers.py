@@ -25,9 +25,13 @@ def normalize_url(url: str) -> str:
         ValueError: no address of a host, or one of a protocol whose library is not installed.
     """
     parts = urlsplit(url.strip().rstrip("/"))
-    user, at, place = parts.netloc.rpartition("@")
-    parts = parts._replace(netloc=user + at + place.lower())
+    if parts.username is not None:
+        place = parts.netloc.rpartition("@")[2]
+        raise ValueError(f"worker at {place!r}: its address must hold no user and password; give a key instead")
+    parts = parts._replace(netloc=parts.netloc.lower())
     text, _ = parts.geturl(), parts.port  # the port is checked where it is read
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError(f"worker {url[:200]!r}: must hold printable ASCII only")
     if parts.scheme not in _SCHEMES or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"worker {url!r}: must be http[s]://HOST[:PORT] or grpc[s]://HOST:PORT")
     if parts.scheme in ("grpc", "grpcs"):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
+from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
 
 from sglang_lite.router.breaker import Breaker, BreakerLimits
+from sglang_lite.router.context import RouterContext
 from sglang_lite.router.grpc_worker import metadata_of
 from sglang_lite.router.kv_wire import WrongEventsError, read_batch
 from sglang_lite.router.lease import Lease
@@ -212,6 +214,43 @@ async def test_one_address_in_several_spellings_is_one_worker() -> None:
         for url in ("http://host.example:1", "HTTP://HOST.example:1"):
             status, _, body = await router.post("/workers", {"url": url})
             assert (status, code_of(body)) == (400, "bad_request")
-        for url in ("http://host:99999", "http://host:x", "GRPC://host"):
-            assert (await router.post("/workers", {"url": url}))[0] == 400
+        odd = (
+            "http://u:secret@host:1",
+            "http://a b:1",
+            "http://a:1/\r\nx: y",
+            "http://\u00e9:1",
+            "http://[::1",
+            "http://a\0",
+        )
+        for url in ("http://host:99999", "http://host:x", "GRPC://host", *odd):
+            status, _, body = await router.post("/workers", {"url": url})
+            assert status == 400 and b"secret" not in body, url
         assert list(router.context.registry.workers) == ["http://host.example:1"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"api_key": "a\r\nx: y"}, {"api_key": "a\n"}, {"api_key": "\u00e9"}, {"bootstrap_port": 0}]
+)
+async def test_what_no_header_can_hold_is_no_worker(fields: dict[str, object]) -> None:
+    async with router_over() as router:
+        status, _, body = await router.post("/workers", {"url": "http://host:1", **fields})
+        assert (status, code_of(body)) == (400, "bad_request")
+        assert not router.context.registry.workers
+
+
+async def test_a_fault_leaves_no_worker_unwatched(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    learn, faults = RouterContext.learn, 2
+
+    def odd(context: RouterContext, *said: Any) -> None:
+        nonlocal faults
+        faults -= 1
+        if faults >= 0:
+            raise KeyError("odd")
+        learn(context, *said)
+
+    monkeypatch.setattr(RouterContext, "learn", odd)
+    async with router_over(NullWorker(), worker_startup_check_interval=0.01) as router:
+        assert (await router.post("/generate", {"text": "A"}))[0] == 200
+    assert "fault while looking after worker" in caplog.text

@@ -123,6 +123,42 @@ async def test_loads_with_a_dead_worker() -> None:
         assert answer["aggregate"] == {"total_tokens": 7}
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"num_paused_requests": "many", "completed_batches": "x", "aggregate": {"total_tokens": 1e30}},
+        {"num_paused_requests": -1, "completed_batches": [1], "aggregate": {"total_tokens": -5}},
+        {"num_paused_requests": 2**63, "completed_batches": True, "aggregate": {"total_tokens": 2**63}},
+        {"num_paused_requests": None, "pending_batches": {}, "aggregate": []},
+        [1],
+        "text",
+    ],
+)
+async def test_workers_that_answer_control_calls_oddly(answer: object) -> None:
+    """Their answers count as nothing; those of the others do."""
+    odd, fine = NullWorker(), NullWorker()
+    counts = {"num_paused_requests": 3, "completed_batches": 2, "pending_batches": 1, "more": [1]}
+    odd.answer = fixed(200, msgspec.json.encode(answer))
+    fine.answer = fixed(200, msgspec.json.encode({**counts, "aggregate": {"total_tokens": 7}}))
+    async with router_over(odd, fine) as router:
+        status, _, body = await router.post("/update_weights_from_disk", {"model_path": "m"})
+        assert (status, msgspec.json.decode(body)["num_paused_requests"]) == (200, 3)
+        status, _, body = await router.get("/poll_transfers")
+        told = msgspec.json.decode(body)
+        assert (status, told["completed_batches"], told["more"]) == (200, 2, [1])
+        status, _, body = await router.get("/v1/loads")
+        told = msgspec.json.decode(body)
+        assert (status, told["aggregate"]["total_tokens"], told["failed"]) == (200, 7, 1)
+
+
+async def test_a_worker_that_is_well_answers_for_all() -> None:
+    gone, fine = NullWorker(), NullWorker()
+    async with router_over(gone, fine) as router:
+        router.context.registry.workers[gone.url].healthy = False
+        assert (await router.get("/model_info"))[0] == 200
+        assert (gone.count("/model_info"), fine.count("/model_info")) == (0, 1)
+
+
 async def test_engine_info_needs_a_rank() -> None:
     """C922."""
     worker = NullWorker()
