@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
-from tests.support.null_workers import router_over
-from tests.support.races import Races, check_idle, check_results, soon
+from tests.support.null_workers import NullWorker, router_over
+from tests.support.races import Races, check_idle, check_results, result_counts, soon
 from tests.support.slow_workers import CHAT, CHAT_PATH, STREAM, Slow, scene
 
 
@@ -26,7 +31,7 @@ async def test_the_timer_sends_the_hedge() -> None:
         status, _, body = await router.post(CHAT_PATH, CHAT)
         assert (status, msgspec.json.decode(body)) == (200, {"worker": "b"})
         await check_idle(router)
-    assert first.left == 1
+        await soon(lambda: first.left == len(first.seen))  # none, if it had not even come
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -169,3 +174,67 @@ async def test_a_client_that_leaves_ends_both(races: Races, state: str, streamed
         await soon(lambda: first.left and (state == "alone" or second.left))
         assert [one.breaker._failures for one in play.router.context.registry.targets()] == [0, 0]
         assert all(one.breaker.state.name == "CLOSED" for one in play.router.context.registry.targets())
+
+
+async def test_a_flood_of_hedges() -> None:
+    """Workers that answer, wait, fail and break as chance has it, clients of whom some leave: everybody who stays gets
+    one whole answer of one worker, and nothing is left."""
+    chance, at_worker = random.Random(7), Counter[tuple[str, str]]()
+    most, workers = 0, [NullWorker() for _ in range(4)]
+
+    def answering(worker: NullWorker) -> Any:
+        async def answer(request: web.Request, data: bytes) -> web.StreamResponse:
+            nonlocal most
+            key = (worker.url, request.headers["x-request-id"])
+            at_worker[key] += 1
+            most = max(most, at_worker[key])
+            try:
+                if chance.random() < 0.4:
+                    await asyncio.sleep(chance.random() * 0.03)
+                if chance.random() < 0.1:
+                    return web.json_response({}, status=503)
+                if msgspec.json.decode(data).get("stream") is not True:
+                    return web.json_response({"worker": worker.url})
+                response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+                await response.prepare(request)
+                for part in (worker.url, worker.url, "[DONE]"):
+                    await asyncio.sleep(chance.random() * 0.005)
+                    await response.write(f"data: {part}\n\n".encode())
+                return response
+            finally:
+                at_worker[key] -= 1
+
+        return answer
+
+    for worker in workers:
+        worker.answer = answering(worker)
+    answered = Counter[str]()
+
+    async def client(number: int) -> None:
+        streamed, stays = number % 2 == 0, number % 5 != 0
+        call = router.post(CHAT_PATH, STREAM if streamed else CHAT)
+        if not stays:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(call, chance.random() * 0.02)
+            return
+        status, _, body = await call
+        if status == 503:
+            answered["refused"] += 1
+            return
+        answered["whole"] += 1
+        if streamed:
+            first, second, *rest = body.split(b"\n\n")
+            assert status == 200 and first == second and rest == [b"data: [DONE]", b""], body
+        else:
+            assert status == 200 and set(msgspec.json.decode(body)) == {"worker"}, body
+
+    settings: dict[str, Any] = {"hedge_after_secs": 0.005, "hedge_max_percent": 60.0, "cb_failure_threshold": 10_000}
+    async with router_over(*workers, **settings) as router:
+        for wave in range(6):
+            await asyncio.gather(*(client(wave * 50 + number) for number in range(50)))
+        await check_idle(router)
+        await soon(lambda: not any(at_worker.values()))
+        counts = result_counts(router)
+        hedges = sum(counts.get(name, 0) for name in ("won", "lost", "failed", "abandoned"))
+        assert 0 < hedges <= 300 * 0.6 and answered["whole"] > 200 and most == 1
+        assert all(worker.breaker.state.name == "CLOSED" for worker in router.context.registry.targets())
