@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 from aiohttp import web
 
-from sglang_lite.router import control, plain, worker_routes
+from sglang_lite.router import control, plain, sibling_workers, worker_routes
 from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.discovery import discover
 from sglang_lite.router.envelope import envelope
@@ -48,7 +48,7 @@ def make_app(context: RouterContext) -> web.Application:
     app.router.add_get("/v1/models", worker_routes.models)
     app.router.add_get("/metrics", worker_routes.metrics)
     app.router.add_get("/workers", worker_routes.list_workers)
-    app.router.add_get(worker_routes.KNOWN, worker_routes.known_workers)
+    app.router.add_get(sibling_workers.KNOWN, sibling_workers.known_workers)
     app.router.add_post("/workers", worker_routes.add_worker)
     app.router.add_get("/workers/{worker_id}", worker_routes.show_worker)
     app.router.add_delete("/workers/{worker_id}", worker_routes.remove_worker)
@@ -66,9 +66,11 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
         timeout=aiohttp.ClientTimeout(total=None),
         skip_auto_headers=("User-Agent", "Accept-Encoding"),
     )
-    await worker_routes.take_over_workers(context)
+    await sibling_workers.take_over_workers(context)
     worker_routes.start_watching(context)
     running = [asyncio.create_task(_expire_leases(context))]
+    if context.siblings is not None and context.siblings.number:
+        running.append(asyncio.create_task(sibling_workers.keep_up(context, context.siblings)))
     if access is not None:
         running.append(asyncio.create_task(discover(context, access)))
     yield

@@ -26,7 +26,17 @@ class SharedLoads:
         self.processes = processes
         self._loads = memoryview(mmap.mmap(-1, processes * COLUMNS * 4)).cast("i")
         self._names = memoryview(mmap.mmap(-1, COLUMNS * 8)).cast("Q")
+        self._revision = memoryview(mmap.mmap(-1, 8)).cast("Q")
         self._lock = os.memfd_create("columns")
+
+    @property
+    def revision(self) -> int:
+        """Changes of the set of workers that process 0 has made."""
+        return self._revision[0]
+
+    @revision.setter
+    def revision(self, value: int) -> None:
+        self._revision[0] = value
 
     def cell(self, process: int, url: str) -> LoadCell:
         """The load of a worker as ``process`` writes it.

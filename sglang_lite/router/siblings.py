@@ -1,7 +1,7 @@
 """The other processes of one router: changes of the set of workers reach them all, in one order.
 
 Each process also listens on a socket in a private directory. A change is made by process 0, whoever was asked for it,
-and told to the others one after the other; a process that was started anew asks for the workers that there are.
+and told to the others one after the other, with its number; who was away then asks for all (``sibling_workers``).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 _SECONDS = 5.0
 _HEADERS = ("authorization", "x-api-key", "content-type", "x-request-id")
 _HOST = "http://sibling"
+_REVISION = "x-sgl-revision"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -35,6 +36,8 @@ class Siblings:
         number: of this process.
         loads: of workers, shared.
         is_new: the others were there before.
+        revision: the last change of the set of workers that was made here.
+        changing: held while a change is made, or all is asked for.
     """
 
     def __init__(self, directory: Path, number: int, loads: SharedLoads, *, is_new: bool) -> None:
@@ -42,7 +45,8 @@ class Siblings:
         self.loads = loads
         self.is_new = is_new
         self._directory = directory
-        self._changing = asyncio.Lock()
+        self.revision = -1 if is_new else 0
+        self.changing = asyncio.Lock()
         self._sessions: dict[int, aiohttp.ClientSession] = {}
 
     @property
@@ -55,6 +59,11 @@ class Siblings:
         """Numbers of the others."""
         return [number for number in range(self.loads.processes) if number != self.number]
 
+    @property
+    def is_behind(self) -> bool:
+        """Process 0 has made changes that were not made here."""
+        return self.revision != self.loads.revision
+
     def _socket(self, number: int) -> Path:
         return self._directory / f"{number}.sock"
 
@@ -64,10 +73,14 @@ class Siblings:
         Raises:
             RouterError: ``make`` raised it, or process 0 is just being started again.
         """
-        if self.number:
-            return await make(request) if is_sibling(request) else await self._pass_on(request)
-        async with self._changing:
+        if self.number and not is_sibling(request):
+            return await self._pass_on(request)
+        async with self.changing:
             response = await make(request)
+            if self.number:
+                self._note(request.headers.get(_REVISION, ""))
+                return response
+            self.loads.revision = self.revision = self.loads.revision + 1
             for number in self.others:
                 try:
                     await self.call(number, request.method, request.path, request)
@@ -88,6 +101,7 @@ class Siblings:
         headers, data = {}, b""
         if request is not None:
             headers = {name: request.headers[name] for name in _HEADERS if name in request.headers}
+            headers[_REVISION] = str(self.revision)
             data = await request.read()
         async with (
             asyncio.timeout(_SECONDS),
@@ -112,6 +126,11 @@ class Siblings:
         for session in self._sessions.values():
             await session.close()
 
+    def _note(self, revision: str) -> None:
+        """A change was made here; if the one before was not, all is asked for soon."""
+        if revision == str(self.revision + 1):
+            self.revision += 1
+
     async def _pass_on(self, request: web.Request) -> web.Response:
         try:
             status, body = await self.call(0, request.method, request.path, request)
@@ -134,3 +153,10 @@ class KnownWorker(msgspec.Struct, kw_only=True):
     port: int | None = None
     api_key: str | None = None
     labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class KnownWorkers(msgspec.Struct, kw_only=True):
+    """All of them, behind a number of changes."""
+
+    revision: int
+    workers: list[KnownWorker]

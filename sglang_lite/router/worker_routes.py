@@ -14,14 +14,11 @@ from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.control import _json
 from sglang_lite.router.errors import RouterError
 from sglang_lite.router.registration import unwatch, watch
-from sglang_lite.router.siblings import Handler, KnownWorker, is_sibling
+from sglang_lite.router.siblings import Handler, is_sibling
 from sglang_lite.router.workers import Worker, normalize_url
 
 INSTANCE = "instance"
 """Label with which a worker says which process it is: another one at the same address takes its place."""
-
-
-KNOWN = "/internal/workers"
 
 
 class NewWorker(msgspec.Struct, forbid_unknown_fields=True):
@@ -91,29 +88,6 @@ def _show_workers(context: RouterContext) -> None:
     for worker in context.registry.targets():
         context.metrics.health.labels(worker.name).set(worker.healthy)
         context.metrics.breaker.labels(worker.name).set(worker.breaker.state.value)
-
-
-async def known_workers(request: web.Request) -> web.Response:
-    """The workers as another process of this router takes them over."""
-    if not is_sibling(request):
-        raise RouterError("not_found", "This path does not exist here.")
-    found = request.app[CONTEXT].registry.workers.values()
-    return _json(
-        [KnownWorker(url=w.url, role=w.role, port=w.bootstrap_port, api_key=w.api_key, labels=w.labels) for w in found]
-    )
-
-
-async def take_over_workers(context: RouterContext) -> None:
-    """A process that was started again learns which workers have come and gone since the router began."""
-    if context.siblings is None or not context.siblings.is_new:
-        return
-    for body in (await context.siblings.ask_all(KNOWN))[:1]:
-        known = {one.url: one for one in msgspec.json.decode(body, type=list[KnownWorker])}
-        for url in set(context.registry.workers) - set(known):
-            context.registry.remove(url)
-        for url, one in known.items():
-            if url not in context.registry.workers:
-                context.registry.add(url, role=one.role, port=one.port, api_key=one.api_key).labels = one.labels
 
 
 async def list_workers(request: web.Request) -> web.Response:

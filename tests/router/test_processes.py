@@ -8,16 +8,24 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import psutil
+import pytest
 from aiohttp import web
 
+from sglang_lite.router import sibling_workers
+from sglang_lite.router.app import make_app
 from sglang_lite.router.balance import by_beginning, least_loaded, out_of_balance
 from sglang_lite.router.breaker import BreakerLimits
+from sglang_lite.router.context import RouterContext
+from sglang_lite.router.options import RouterOptions
 from sglang_lite.router.shared_loads import LoadCell, SharedLoads
+from sglang_lite.router.siblings import Siblings
+from sglang_lite.router.worker_routes import worker_id
 from sglang_lite.router.workers import Registry
 from tests.support.null_workers import NullWorker
 from tests.support.server import ROOT, free_port
@@ -114,6 +122,77 @@ async def test_two_processes_are_one_router() -> None:
             assert (await router.call("POST", "/generate", BODY))[0] == 200
     finally:
         await third.server.close()
+
+
+@asynccontextmanager
+async def process(
+    directory: Path, number: int, loads: SharedLoads, *urls: str, is_new: bool = False
+) -> AsyncIterator[tuple[RouterContext, web.AppRunner]]:
+    """One process of three, in this one; it does not listen yet."""
+    siblings = Siblings(directory, number, loads, is_new=is_new)
+    context = RouterContext(RouterOptions(workers=3, worker_urls=urls), siblings=siblings)
+    runner = web.AppRunner(make_app(context))
+    await runner.setup()
+    try:
+        yield context, runner
+    finally:
+        await runner.cleanup()
+        await siblings.close()
+
+
+async def listen(running: tuple[RouterContext, web.AppRunner]) -> None:
+    context, runner = running
+    assert context.siblings is not None
+    context.siblings.path.unlink(missing_ok=True)
+    await web.UnixSite(runner, context.siblings.path).start()
+
+
+async def agree(*running: tuple[RouterContext, web.AppRunner]) -> dict[str, dict[str, str]]:
+    """Wait until all have the same workers; address -> labels."""
+    async with asyncio.timeout(10):
+        while True:
+            first, *others = ({w.url: w.labels for w in one[0].registry.workers.values()} for one in running)
+            if all(first == other for other in others):
+                return first
+            await asyncio.sleep(0.005)
+
+
+async def test_changes_that_a_process_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it takes the workers over but does not listen yet, and when process 0 dies before it has told all."""
+    monkeypatch.setattr(sibling_workers, "LOOK_SECONDS", 0.01)
+    old, kept, new = (f"http://127.0.0.1:1/{name}" for name in ("old", "kept", "new"))
+    loads = SharedLoads(3)
+    connector = aiohttp.UnixConnector(path=str(tmp_path / "0.sock"))
+    async with (
+        process(tmp_path, 1, loads, old, kept) as one,
+        process(tmp_path, 2, loads, old, kept) as two,
+        aiohttp.ClientSession(connector=connector) as session,
+    ):
+        await listen(one)
+        async with process(tmp_path, 0, loads, old, kept) as zero:
+            await listen(zero)
+            for labels in ({"instance": "1"}, {"instance": "2"}):
+                async with session.post("http://r/workers", json={"url": new, "labels": labels}) as response:
+                    assert response.status == 202
+            name = worker_id(zero[0].registry.workers[old])
+            async with session.delete(f"http://r/workers/{name}") as response:
+                assert response.status == 202
+            expected = {kept: {}, new: {"instance": "2"}}
+            assert await agree(zero, one) == expected  # was told
+            assert await agree(zero, two) == expected  # asks
+            await listen(two)
+            # The next one is made by process 0 alone, as if it had died there.
+            zero[0].registry.remove(kept)
+            loads.revision += 1
+        async with process(tmp_path, 0, loads, old, kept, is_new=True) as again:
+            await listen(again)
+            assert await agree(again, one, two) == expected
+            async with session.post("http://r/workers", json={"url": old}) as response:
+                assert response.status == 202
+            assert await agree(again, one, two) == {**expected, old: {}}
+            async with asyncio.timeout(10):
+                while {running[0].siblings.revision for running in (again, one, two)} != {loads.revision}:  # type: ignore[union-attr]
+                    await asyncio.sleep(0.005)
 
 
 async def test_loads_are_one_and_die_with_their_process() -> None:
