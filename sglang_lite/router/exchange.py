@@ -194,8 +194,6 @@ async def _movable_stream(
                 data = await content.readany()
                 more = bool(data)
                 ready = moving.take(data) if more else moving.rest()
-                if moving.failed:
-                    raise ConnectionError("the worker cannot go on")
                 if ready:
                     watch.writing = True
                     try:
@@ -203,7 +201,9 @@ async def _movable_stream(
                     except ConnectionError:
                         return moving.response  # the client is gone
                 watch.part()
-    except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError) as error:
+                if moving.failed:
+                    raise ConnectionError("the worker cannot go on")
+    except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
         if watch.writing:
             return cut_off(call, moving.response)
         lease.judge(False)

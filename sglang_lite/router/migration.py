@@ -11,11 +11,15 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from sglang_lite.router.body import Head, with_fields
+from sglang_lite.router.body import NOT_READ, Head, with_fields
 
 HEADER = "x-sgl-resumable"
 FIELD = "resume_from"
 MOVABLE = frozenset({"/generate", "/v1/completions", "/v1/chat/completions"})
+MOST_HELD = 8 << 20
+"""Bytes without a mark: the events of one portion of output are far fewer, even where each repeats the whole text."""
+MOST_SENT = 1 << 20
+"""Tokens and portions that are remembered of one stream."""
 _MARK = b":sgl "
 _END = b"\n\n"
 
@@ -35,7 +39,7 @@ class Movement:
 
     Attributes:
         response: what the client gets, once it has begun.
-        failed: the worker says that it cannot go on.
+        failed: the worker cannot go on: it says so, or what it sends makes no sense.
         moves: times that the stream went on elsewhere.
     """
 
@@ -43,48 +47,61 @@ class Movement:
         self.response: web.StreamResponse | None = None
         self.failed = False
         self.moves = 0
-        self._held = b""
+        self._held = bytearray()
+        self._looked = 0  # from here on no mark has been looked for
         self._sent: list[list[int]] = []
+        self._size = 0
         self._id = ""
         self._created = 0
 
     def take(self, data: bytes) -> bytes:
         """Events that may go to the client now; what has no mark yet is held.
 
-        Raises:
-            ValueError: a mark that is none.
+        A mark that is none, and more than ``MOST_HELD`` bytes without any, mean that the worker cannot go on.
         """
-        held = self._held + data if self._held else data
+        held = self._held
+        held += data
         ready, place = [], 0
-        while (start := _mark_start(held, place)) >= 0:
+        while (start := _mark_start(held, place, max(place, self._looked))) >= 0:
             end = held.find(_END, start)
             if end < 0:
                 break
-            mark = _decoder.decode(held[start + len(_MARK) : end])
-            if mark.failed:
+            if not self._note(held[start + len(_MARK) : end]):
                 self.failed = True
                 break
-            self._note(mark)
-            ready.append(held[place:start])
+            ready.append(bytes(held[place:start]))
             place = end + len(_END)
-        self._held = held[place:]
+        del held[:place]
+        # A mark that has not come whole is found again; what can be its beginning is looked at again.
+        self._looked = max(0, start - place - len(_END) if start >= 0 else len(held) - len(_END + _MARK))
+        self.failed |= len(held) > MOST_HELD
         return b"".join(ready)
 
     def rest(self) -> bytes:
         """What a whole stream ends with behind its last mark."""
-        return self._held
+        return bytes(self._held)
 
     def body(self, body: bytes, head: Head) -> bytes:
         """The request for the next worker. What came without a mark is dropped: the next worker makes it again."""
-        self._held, self.failed = b"", False
+        self._held, self._looked, self.failed = bytearray(), 0, False
         if not self._sent:
             return body
         return with_fields(body, head, {FIELD: {"sent": self._sent, "id": self._id, "created": self._created}})
 
-    def _note(self, mark: _Mark) -> None:
+    def _note(self, text: bytearray) -> bool:
+        """Remember a mark; False for one that is none, too many, or says that the worker cannot go on."""
+        try:
+            mark = _decoder.decode(text)
+        except NOT_READ:
+            return False
+        size = sum(1 + len(portion) for portion in mark.sent)
+        if mark.failed or self._size + size > MOST_SENT:
+            return False
+        self._size += size
         self._sent += mark.sent
         if mark.id is not None:
             self._id, self._created = mark.id, mark.created or 0
+        return True
 
 
 def movement(path: str, head: Head) -> Movement | None:
@@ -94,9 +111,10 @@ def movement(path: str, head: Head) -> Movement | None:
     return Movement()
 
 
-def _mark_start(held: bytes, place: int) -> int:
-    """Where the next mark begins, -1 without one. A mark is a block of its own."""
+def _mark_start(held: bytearray, place: int, looked: int) -> int:
+    """Where the next mark behind ``place`` begins, -1 without one; there is none before ``looked``. A mark is a block
+    of its own."""
     if held.startswith(_MARK, place):
         return place
-    found = held.find(_END + _MARK, place)
+    found = held.find(_END + _MARK, looked)
     return found + len(_END) if found >= 0 else -1

@@ -16,6 +16,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_lite.router import migration
 from sglang_lite.router.body import parse_head
 from sglang_lite.router.migration import FIELD, HEADER, Movement, movement
 from tests.support.null_workers import Answer, NullWorker, RouterUnderTest, router_over
@@ -216,15 +217,55 @@ async def test_what_has_no_mark_is_made_again() -> None:
         cut(LAST, whole=True, marked=False),
         cut(b':sgl {"failed":true}\n\n', whole=True),
         cut(b":sgl 7\n\n"),
+        cut(b"data: 2\n\n" * 500),
     ],
 )
-async def test_nobody_goes_on(second: Answer) -> None:
-    """The next worker breaks too, begins again, gives up or talks nonsense: an error event, no [DONE]."""
+async def test_nobody_goes_on(second: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next worker breaks, begins again, gives up, talks nonsense or does not mark: an error event, no [DONE]."""
+    monkeypatch.setattr(migration, "MOST_HELD", 1000)
     async with pair(cut(*FIRST), second) as (router, _):
         status, _, body = await router.post("/generate", {"text": "a", "stream": True})
         assert status == 200 and body.startswith(b"data: 1\n\n") and b"[DONE]" not in body and b":sgl" not in body
         assert b'"code":"upstream_unreachable"' in body and b"data: 2" not in body
         assert router.context.leases.total == 0
+
+
+async def test_marks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held for a worker that promised marks and sends none has a limit; another worker begins anew."""
+    monkeypatch.setattr(migration, "MOST_HELD", 1000)
+    stopped = asyncio.Event()
+
+    async def endless(request: web.Request, data: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", HEADER: "1"})
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"data: 1\n\n")
+                await asyncio.sleep(0)
+        finally:
+            stopped.set()
+
+    async with pair(endless, cut(LAST, whole=True)) as (router, other):
+        status, _, body = await router.post("/generate", {"text": "a", "stream": True})
+        assert (status, body) == (200, b"data: 3\n\ndata: [DONE]\n\n")
+        assert FIELD not in msgspec.json.decode(other.seen[0][2])
+        async with asyncio.timeout(10):
+            await stopped.wait()
+
+
+async def test_events_before_a_mark_that_says_no_more() -> None:
+    """They may come in one portion with it: the next worker is told that the client has them."""
+    async with pair(cut(FIRST[0] + b':sgl {"failed":true}\n\n'), cut(LAST, whole=True)) as (router, other):
+        _, _, body = await router.post("/generate", {"text": "a", "stream": True})
+        assert body == b"data: 1\n\ndata: 3\n\ndata: [DONE]\n\n"
+        assert msgspec.json.decode(other.seen[0][2])[FIELD]["sent"] == [[5]]
+
+
+def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration, "MOST_SENT", 5)
+    moving = Movement()
+    assert moving.take(b'data: 1\n\n:sgl {"sent":[[1,2],[]]}\n\ndata: 2\n\n:sgl {"sent":[[3]]}\n\n') == b"data: 1\n\n"
+    assert moving.failed
 
 
 async def test_workers_that_cannot_mark() -> None:
