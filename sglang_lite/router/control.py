@@ -16,6 +16,7 @@ from sglang_lite.router.call import forwarded_headers
 from sglang_lite.router.context import CONTEXT, RouterContext
 from sglang_lite.router.errors import RouterError
 from sglang_lite.router.exchange import Reply, whole
+from sglang_lite.router.upstream import check_status
 from sglang_lite.router.workers import Worker
 
 _LOAD_SECONDS = 5.0
@@ -74,6 +75,7 @@ async def call_worker(request: web.Request, worker: Worker, data: bytes) -> Repl
             asyncio.timeout(context.options.request_timeout_secs),
             context.request(worker, request.method, request.path_qs, data=data or None, headers=headers) as response,
         ):
+            check_status(response.status)
             kind = response.headers.get("content-type", "application/json")
             return Reply(response.status, {"content-type": kind}, await response.read())
     except TimeoutError:

@@ -16,10 +16,17 @@ from sglang_lite.router.limited import stream_response
 from sglang_lite.router.migration import HEADER as RESUMABLE
 from sglang_lite.router.migration import Movement
 from sglang_lite.router.race import Leg
-from sglang_lite.router.upstream import Begun, ByteStream, Upstream
+from sglang_lite.router.upstream import Begun, ByteStream, Upstream, check_status
 from sglang_lite.router.workers import Worker
 
-_RETURNED = ("content-type", "retry-after", "cache-control", "x-accel-buffering", "www-authenticate")
+_RETURNED = (
+    "content-type",
+    "content-encoding",
+    "retry-after",
+    "cache-control",
+    "x-accel-buffering",
+    "www-authenticate",
+)
 RETRIED = frozenset({500, 503})
 """Statuses of workers after which another one is tried."""
 SHUTTING_DOWN = 503
@@ -65,6 +72,7 @@ async def exchange(
             async with call.context.request(
                 worker, "POST", call.request.path_qs, data=body, headers=headers
             ) as upstream:
+                check_status(upstream.status)
                 streamed = upstream.content_type == "text/event-stream" and upstream.status < 400
                 if streamed and not whole_stream:
                     content = upstream.content if leg is None else await _begun(upstream, leg)

@@ -16,6 +16,7 @@ from sglang_lite.router.errors import RouterError
 from sglang_lite.router.exchange import Reply, whole
 from sglang_lite.router.lease import Lease
 from sglang_lite.router.routes import PLAIN
+from sglang_lite.router.upstream import check_status
 from sglang_lite.router.workers import Worker, usable
 
 _ATTEMPTS = 3
@@ -97,6 +98,7 @@ async def _ask(request: web.Request, worker: Worker, path: str, data: bytes) -> 
             asyncio.timeout(context.options.request_timeout_secs) as limit,
             context.request(worker, "POST", path, data=data, headers=headers) as response,
         ):
+            check_status(response.status)
             body = await response.read()
             return Reply(
                 response.status, {"content-type": response.headers.get("content-type", "application/json")}, body

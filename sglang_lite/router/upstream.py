@@ -49,3 +49,9 @@ class Upstream(Protocol):
 
     async def read(self) -> bytes:
         """The whole body."""
+
+
+def check_status(status: int) -> None:
+    """Raises ConnectionError for a status that is no answer of a server of models: none at all, or a redirection."""
+    if not 200 <= status < 600 or 300 <= status < 400:
+        raise ConnectionError(f"status {status}")

@@ -32,7 +32,7 @@ def normalize_url(url: str) -> str:
     text, _ = parts.geturl(), parts.port  # the port is checked where it is read
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError(f"worker {url[:200]!r}: must hold printable ASCII only")
-    if parts.scheme not in _SCHEMES or not parts.hostname or parts.query or parts.fragment:
+    if parts.scheme not in _SCHEMES or not parts.hostname or parts.port == 0 or parts.query or parts.fragment:
         raise ValueError(f"worker {url!r}: must be http[s]://HOST[:PORT] or grpc[s]://HOST:PORT")
     if parts.scheme in ("grpc", "grpcs"):
         if parts.port is None or parts.path:

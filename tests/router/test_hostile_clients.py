@@ -222,7 +222,7 @@ async def test_one_address_in_several_spellings_is_one_worker() -> None:
             "http://[::1",
             "http://a\0",
         )
-        for url in ("http://host:99999", "http://host:x", "GRPC://host", *odd):
+        for url in ("http://host:99999", "http://host:0", "http://host:x", "GRPC://host", *odd):
             status, _, body = await router.post("/workers", {"url": url})
             assert status == 400 and b"secret" not in body, url
         assert list(router.context.registry.workers) == ["http://host.example:1"]
