@@ -18,6 +18,7 @@ from sglang_lite.engine.control_calls import FRONT
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.launcher import CORE_COMMAND
 from sglang_lite.engine.messages import MemoryTag, PauseMode
+from sglang_lite.engine.pulse import Patience
 from sglang_lite.engine.replicas import ReplicaClient, merge_loads
 from sglang_lite.engine.request_flow import RequestFlow
 from sglang_lite.engine.shared_claims import SharedClaims
@@ -70,6 +71,7 @@ class AsyncEngine:
         self.front = front
         self.claims = claims
         self._flow = RequestFlow(config, tokenizer, client, info, self.adapters, front=front, claims=claims)
+        self._patience = Patience.of(config.watchdog_timeout)
 
     @classmethod
     async def start(
@@ -327,13 +329,22 @@ class AsyncEngine:
             return load
         return msgspec.structs.replace(load, num_compiling=self._flow.grammars.num_waiting)
 
-    async def ping(self, timeout: float) -> None:
-        """Return when the core's loop has answered.
+    def look(self) -> bool:
+        """Whether the core still says something; to be called every ``pulse.LOOK_SECONDS``.
 
-        Raises:
-            RequestError: 503, it did not within ``timeout`` seconds.
+        While it does not, new requests get a 503; after ``watchdog_timeout`` those in flight end with one. All goes on
+        when the core does.
         """
-        await self._client.ping(timeout)
+        missed = self._client.look()
+        was_silent, silent = self._flow.silent is not None, self._patience.is_quiet(missed)
+        self._flow.silent = self._patience.describe(missed) if silent else None
+        if silent and not was_silent:
+            logger.error("the engine core does not answer; new requests are refused until it does")
+        if was_silent and not silent:
+            logger.info("the engine core answers again")
+        if silent and self._patience.is_over(missed):
+            self._flow.give_up(self._patience.describe(missed))
+        return not silent
 
     async def pause(self, mode: str = "abort") -> None:
         """Stop generating and refuse new requests until ``resume``.
@@ -377,9 +388,9 @@ class AsyncEngine:
         """Called by the client when the core is gone."""
         self._flow.fail_all(reason, 500)
 
-    def lose_requests(self, keys: Sequence[int], reason: str) -> None:
-        """Called by the client when the replica that had these requests is gone."""
-        self._flow.fail(keys, reason, 500)
+    def lose_requests(self, keys: Sequence[int], reason: str, status: int) -> None:
+        """Called by the client when the replica that had these requests is gone or silent."""
+        self._flow.fail(keys, reason, status)
 
 
 def _read_text_side(config: ServerConfig) -> tuple[ModelDescription, Tokenizer | None]:

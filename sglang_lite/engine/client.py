@@ -11,7 +11,7 @@ from typing import Protocol
 
 import zmq
 
-from sglang_lite.engine.control_calls import FRONT, ControlCalls, EngineDeadError
+from sglang_lite.engine.control_calls import FRONT, WEIGHTS_TIMEOUT, ControlCalls, EngineDeadError
 from sglang_lite.engine.frames import (
     Event,
     Frame,
@@ -28,11 +28,13 @@ from sglang_lite.engine.messages import (
     Failure,
     Finish,
     Load,
+    Ping,
     Progress,
     Ready,
     Reply,
     Shutdown,
 )
+from sglang_lite.engine.pulse import Pulse
 from sglang_lite.engine.transport import HIGH_WATER_MARK
 from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.types import Int64Array, OutputColumns, RequestColumns, StartupError
@@ -82,6 +84,8 @@ class EngineClient(ControlCalls):
         self._outbox: deque[Frame] = deque()
         self._retry: asyncio.TimerHandle | None = None
         self._closing = False
+        self._pulse = Pulse()
+        self._long_calls = 0
         self.failure: str | None = None
 
     async def start(
@@ -183,10 +187,29 @@ class EngineClient(ControlCalls):
             self._ingress.close(0)
         self._context.term()
 
+    def look(self) -> int:
+        """Ask the core for a sign of life, unless it owes one; looks in a row at which it had said nothing.
+
+        One that is gone is not silent: ``failure`` says what it is.
+        """
+        if self.failure is not None:
+            return 0
+        missed = self._pulse.look(excused=self._long_calls > 0)
+        if not self._pulse.asked:
+            self._pulse.asked = True
+            # Nobody waits for this answer: that it comes is all that counts.
+            self._send(encode_control(Ping(self._front, next(self._call_numbers))))
+        return missed
+
     async def _exchange(self, encode: Callable[[int], Frame], timeout: float) -> Reply | Load:
         call, future = self._new_call()
-        self._send(encode(call))
-        return await self._answer(call, future, timeout)
+        takes_long = timeout >= WEIGHTS_TIMEOUT
+        self._long_calls += takes_long
+        try:
+            self._send(encode(call))
+            return await self._answer(call, future, timeout)
+        finally:
+            self._long_calls -= takes_long
 
     def _new_call(self) -> tuple[int, asyncio.Future[Reply | Load]]:
         if self.failure is not None:
@@ -238,6 +261,7 @@ class EngineClient(ControlCalls):
                 logger.warning("ignored a malformed frame: %s", error)
                 continue
             rows += len(event) if isinstance(event, OutputColumns) else 1
+            self._pulse.heard = True
             self._dispatch(event)
         self._loop.call_soon(self._drain_egress)
 

@@ -132,8 +132,8 @@ class DisaggregatedEngine(Engine):
         if self._role is not None:
             self._role.close(GRACE_SECONDS)
         super()._close_core()
-        if isinstance(self._transport, WatchingTransport):
-            self._transport.close()
+        if isinstance(self._stepped.transport, WatchingTransport):
+            self._stepped.transport.close()
         self._close_prefill()
 
     def _close_prefill(self) -> None:

@@ -10,26 +10,19 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
-
-import numpy as np
 
 from sglang_lite import startup
 from sglang_lite.config import ServerConfig
 from sglang_lite.engine.adapter_registry import AdapterRegistry, LoadedAdapter
 from sglang_lite.engine.batching import Submission, build_columns
 from sglang_lite.engine.build import build_core_parts
-from sglang_lite.engine.core import EngineCore
-from sglang_lite.engine.frames import ControlEvent, Keys
 from sglang_lite.engine.grammar_front import grammar_compiler, require_compiler
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.limits import PreparedPrompt, prepare_prompt
-from sglang_lite.engine.local import LocalTransport, WatchingTransport
 from sglang_lite.engine.messages import (
-    Abort,
-    Finish,
     Flush,
     Load,
     LoadAdapter,
@@ -42,17 +35,15 @@ from sglang_lite.engine.offline_requests import CallOptions, SamplingInput, buil
 from sglang_lite.engine.parts import Build, CoreParts
 from sglang_lite.engine.result import ResultOptions, generation_result, result_options
 from sglang_lite.engine.roles import Role
+from sglang_lite.engine.stepping import SteppedCore
 from sglang_lite.frontend.output import OutputProcessor, SequenceState
 from sglang_lite.frontend.request import GenerateRequest, GenerationOutput
 from sglang_lite.frontend.tokenizer import Tokenizer
 from sglang_lite.models.adapter_settings import NamedAdapter, adapter_settings
-from sglang_lite.types import OutputColumns, RequestColumns, RequestError, StartupError
+from sglang_lite.types import RequestColumns, RequestError, StartupError
 
 Result = dict[str, Any]
 _Call = tuple[GenerateRequest, PreparedPrompt]
-
-WAIT_SECONDS = 0.05
-"""Longest wait of one turn while requests are there but none can be planned yet."""
 
 
 @dataclass(slots=True)
@@ -63,17 +54,6 @@ class _Sequence:
     state: SequenceState
     options: ResultOptions
     adapter: LoadedAdapter | None = None
-
-
-@dataclass(slots=True)
-class _Mailbox:
-    """Replies of the core by call number."""
-
-    replies: dict[int, Reply | Load] = field(default_factory=dict)
-
-    def put(self, event: ControlEvent) -> None:
-        if isinstance(event, (Reply, Load)) and event.call:
-            self.replies[event.call] = event
 
 
 class Engine:
@@ -96,20 +76,7 @@ class Engine:
         given = config if config is not None else ServerConfig(**options)
         if config is not None and options:
             given = config.resolved(**options)
-        if given.dp_size > 1 or given.nnodes > 1:
-            raise StartupError(
-                f"--dp-size {given.dp_size} and --nnodes {given.nnodes} must be 1 for an engine in this process: "
-                f"use AsyncEngine or a server"
-            )
-        if given.kv_events_config is not None:
-            raise StartupError(
-                "--kv-events-config: an engine in this process publishes none; use AsyncEngine or a server"
-            )
-        if given.is_disaggregated and not self._is_paired:
-            raise StartupError(
-                f"--disaggregation-mode {given.disaggregation_mode}: an engine in this process has no partner; use "
-                f"DisaggregatedEngine, which is both, or servers"
-            )
+        _check_in_process(given, self._is_paired)
         self.config = startup.prepare(given)
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
@@ -118,23 +85,14 @@ class Engine:
         self.info: EngineInfo = parts.info
         self._executor = parts.executor
         self._processor = OutputProcessor(self.tokenizer, stream_interval=self.config.stream_interval)
-        self._mailbox = _Mailbox()
-        role = self._role = self._make_role(parts)
-        callbacks = self._take_output, self._mailbox.put
-        self._transport = (
-            LocalTransport(*callbacks) if role is None else WatchingTransport(*callbacks, watched=role.fileno())
-        )
-        self._core = EngineCore(
-            parts.scheduler, parts.executor, self._transport, depth=parts.depth, grammars=parts.grammars, role=role
-        )
+        self._role = self._make_role(parts)
+        self._stepped = SteppedCore(parts, self._role, self._processor)
+        self._core = self._stepped.core
         self.adapters = AdapterRegistry(adapter_settings(self.config))
         self._compiler = grammar_compiler(self.config, self.tokenizer, self.info.vocab_size, self.info.eos_token_ids)
         self._counting = threading.Lock()
-        self._news: set[int] = set()
         self._keys = itertools.count(1)
         self._calls = itertools.count(1)
-        self._stepping = threading.Lock()
-        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +132,7 @@ class Engine:
         Raises:
             RequestError: bad input; nothing of the call runs then.
         """
-        self._check_open()
+        self._stepped.check_open()
         options = CallOptions(
             vocab_size=self.info.vocab_size,
             sampling=sampling_params,
@@ -202,7 +160,7 @@ class Engine:
         Raises:
             RequestError: the name is taken, there is no room, or the adapter cannot be used.
         """
-        self._check_open()
+        self._stepped.check_open()
         with self._counting:
             adapter = self.adapters.reserve(NamedAdapter(name=lora_name, path=lora_path))
         try:
@@ -218,7 +176,7 @@ class Engine:
         Raises:
             RequestError: there is no such adapter, or sequences that use it are still open.
         """
-        self._check_open()
+        self._stepped.check_open()
         with self._counting:
             adapter = self.adapters.retire(lora_name)
             if adapter.users:
@@ -247,19 +205,15 @@ class Engine:
 
     def shutdown(self) -> None:
         """Free the model. Sequences still running are dropped. May be called twice."""
-        with self._stepping:
-            if not self._closed:
-                self._closed = True
-                self._close_core()
-                if self._compiler is not None:
-                    self._compiler.close()
+        self._stepped.close(self._end)
+
+    def _end(self) -> None:
+        self._close_core()
+        if self._compiler is not None:
+            self._compiler.close()
 
     def _close_core(self) -> None:
         self._executor.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RequestError("the engine was shut down; make a new one", status=503)
 
     def _submit(self, calls: Sequence[_Call], with_token_text: bool) -> list[_Sequence]:
         """Admit the sequences of a call together."""
@@ -296,7 +250,7 @@ class Engine:
         return None
 
     def _admit(self, columns: RequestColumns) -> None:
-        self._transport.put(columns)
+        self._stepped.transport.put(columns)
 
     def _prepare(self, request: GenerateRequest) -> PreparedPrompt:
         token_ids = request.input_ids
@@ -323,8 +277,9 @@ class Engine:
 
     def _collect(self, sequences: Sequence[_Sequence]) -> list[Result]:
         try:
-            while any(sequence.state.finish_reason is None for sequence in sequences):
-                self._turn(sequences)
+            states = [sequence.state for sequence in sequences]
+            while any(state.finish_reason is None for state in states):
+                self._stepped.turn(states)
             outputs = [self._processor.snapshot(sequence.state) for sequence in sequences]
         finally:
             self._release(sequences)
@@ -338,17 +293,17 @@ class Engine:
 
         Nothing is admitted before the first result is asked for: an iterator that nobody starts owns nothing.
         """
-        self._check_open()
+        self._stepped.check_open()
         sequences = self._submit(calls, with_token_text)
         open_indices = set(range(len(sequences)))
         try:
             while open_indices:
-                self._turn([sequences[index] for index in open_indices])
+                self._stepped.turn([sequences[index].state for index in open_indices])
                 for index in sorted(open_indices):
                     sequence = sequences[index]
-                    if sequence.state.key not in self._news:
+                    if sequence.state.key not in self._stepped.news:
                         continue
-                    self._news.discard(sequence.state.key)
+                    self._stepped.news.discard(sequence.state.key)
                     output = self._processor.snapshot(sequence.state)
                     _raise_if_failed(output)
                     if output.finish_reason is not None:
@@ -358,48 +313,37 @@ class Engine:
         finally:
             self._release(sequences)
 
-    def _turn(self, waiting_for: Sequence[_Sequence]) -> None:
-        """One turn of the core, unless another thread has just finished what this one waits for."""
-        with self._stepping:
-            self._check_open()
-            if all(sequence.state.finish_reason is not None for sequence in waiting_for):
-                return
-            patience = self._core.patience()
-            self._core.step(WAIT_SECONDS if patience is None else min(patience, WAIT_SECONDS))
-
     def _control(self, command: Flush | QueryLoad | LoadAdapter | UnloadAdapter | LoadGrammar) -> Reply | Load:
-        self._check_open()
-        self._transport.put(command)
-        with self._stepping:
-            while command.call not in self._mailbox.replies:
-                self._core.step(min(self._core.patience() or 0.0, WAIT_SECONDS))
-        return self._mailbox.replies.pop(command.call)
+        return self._stepped.ask(command)
 
     def _release(self, sequences: Sequence[_Sequence]) -> None:
         running = [s.state.key for s in sequences if s.state.finish_reason is None]
-        if running and not self._closed:
-            # Before the adapters are released: whoever unloads one sends that behind it.
-            self._transport.put(Keys(Abort(0, 0), np.array(running, np.int64)))
-        self._forget(sequences)
-        if running and not self._closed:
-            with self._stepping:
-                self._core.step(0.0)
+        self._stepped.give_up(running, lambda: self._forget(sequences))
 
     def _forget(self, sequences: Sequence[_Sequence]) -> None:
         for sequence in sequences:
             self._processor.remove(sequence.state.key)
-            self._news.discard(sequence.state.key)
+            self._stepped.news.discard(sequence.state.key)
             if sequence.adapter is not None:
                 with self._counting:
                     self.adapters.release(sequence.adapter)
                 sequence.adapter = None
 
-    def _take_output(self, columns: OutputColumns) -> None:
-        """Called by the core within ``step``."""
-        processed = self._processor.process(columns, time.time())
-        self._news.update(state.key for state in processed.changed)
-        if processed.finish_keys:
-            self._transport.put(Keys(Finish(), np.array(processed.finish_keys, np.int64)))
+
+def _check_in_process(config: ServerConfig, is_paired: bool) -> None:
+    """Raises StartupError for options that need more than one process."""
+    if config.dp_size > 1 or config.nnodes > 1:
+        raise StartupError(
+            f"--dp-size {config.dp_size} and --nnodes {config.nnodes} must be 1 for an engine in this process: "
+            f"use AsyncEngine or a server"
+        )
+    if config.kv_events_config is not None:
+        raise StartupError("--kv-events-config: an engine in this process publishes none; use AsyncEngine or a server")
+    if config.is_disaggregated and not is_paired:
+        raise StartupError(
+            f"--disaggregation-mode {config.disaggregation_mode}: an engine in this process has no partner; use "
+            f"DisaggregatedEngine, which is both, or servers"
+        )
 
 
 def _raise_if_failed(output: GenerationOutput) -> None:

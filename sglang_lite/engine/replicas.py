@@ -19,10 +19,11 @@ from sglang_lite.config import ServerConfig
 from sglang_lite.configuration.kv_events import KVEventsConfig
 from sglang_lite.disaggregation.base import merge_stats
 from sglang_lite.engine.client import EngineClient, Listener
-from sglang_lite.engine.control_calls import CALL_TIMEOUT, FRONT, EngineDeadError
+from sglang_lite.engine.control_calls import FRONT, EngineDeadError
 from sglang_lite.engine.info import EngineInfo, LoadSnapshot
 from sglang_lite.engine.launcher import CORE_COMMAND
 from sglang_lite.engine.messages import MemoryTag, PauseMode
+from sglang_lite.engine.pulse import Patience
 from sglang_lite.engine.routing import ReplicaLoads, chooser, select_requests
 from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.types import Int64Array, OutputColumns, ProfileOptions, RequestColumns, RequestError
@@ -36,8 +37,8 @@ Progress = Callable[[str, float], None]
 class ReplicaListener(Listener, Protocol):
     """Who hears the replicas."""
 
-    def lose_requests(self, keys: Sequence[int], reason: str) -> None:
-        """These requests were on a replica that is gone."""
+    def lose_requests(self, keys: Sequence[int], reason: str, status: int) -> None:
+        """These requests were on a replica that is gone (500), or says nothing (503)."""
 
 
 def _replica_config(base: ServerConfig, index: int, step: int) -> ServerConfig:
@@ -68,6 +69,8 @@ class ReplicaClient:
         self._follows_rooms = config.load_balance_method == "follow_bootstrap_room"
         self._replica_of: dict[int, int] = {}
         self._snapshots = [LoadSnapshot() for _ in range(count)]
+        self._gone: set[int] = set()
+        self._patience = Patience.of(config.watchdog_timeout)
         self._listener: ReplicaListener | None = None
         self.failure: str | None = None
 
@@ -109,8 +112,7 @@ class ReplicaClient:
     @property
     def lost(self) -> dict[int, str]:
         """Replicas that are gone, and why."""
-        gone = (index for index in range(len(self._clients)) if index not in self._loads.alive)
-        return {index: self._clients[index].failure or "it is gone" for index in gone}
+        return {index: self._clients[index].failure or "it is gone" for index in sorted(self._gone)}
 
     def lose_replica(self, replica: int, reason: str) -> None:
         """The front that has a core's process says that it is gone."""
@@ -149,7 +151,11 @@ class ReplicaClient:
         for index, key in enumerate(columns.key.tolist()):
             replica = wanted[index] if index < len(wanted) else None
             if replica is not None and replica not in self._loads.alive:
-                self._refuse([key], f"data parallel replica {replica} is gone: {self._clients[replica].failure}")
+                failure = self._clients[replica].failure
+                if failure is None:
+                    self._refuse([key], f"data parallel replica {replica} does not answer; try again later", 503)
+                else:
+                    self._refuse([key], f"data parallel replica {replica} is gone: {failure}", 500)
                 continue
             if not self._loads.alive:
                 return  # the listener has ended everything
@@ -188,9 +194,34 @@ class ReplicaClient:
         """Continue generating."""
         await self._all(lambda client: client.resume())
 
-    async def ping(self, timeout: float = CALL_TIMEOUT) -> None:
-        """Return once every core's loop has answered."""
-        await self._all(lambda client: client.ping(timeout))
+    def look(self) -> int:
+        """Ask every core for a sign of life; looks in a row at which even the liveliest had said nothing.
+
+        One that is silent while others speak gets no requests until it speaks again, and those that it has end in the
+        end: they and their pages are given up, whenever it goes on.
+        """
+        missed = {index: self._clients[index].look() for index in range(len(self._clients)) if index not in self._gone}
+        awake = [index for index, count in missed.items() if not self._patience.is_quiet(count)]
+        # Where all are silent, whoever asked for this refuses requests.
+        self._serve_with(awake or list(missed))
+        for replica in missed.keys() - set(awake) if awake else ():
+            if self._patience.is_over(missed[replica]):
+                self._give_up(replica, f"data parallel replica {replica}: {self._patience.describe(missed[replica])}")
+        return min(missed.values(), default=0)
+
+    def _give_up(self, replica: int, reason: str) -> None:
+        keys = self._keys_of(replica)
+        if keys:
+            self._clients[replica].abort_nowait(keys)
+            self._forget(keys)
+            self._refuse(keys, reason, 503)
+
+    def _serve_with(self, replicas: list[int]) -> None:
+        for replica in set(self._loads.alive) - set(replicas):
+            logger.error("replica %d does not answer and gets no requests; %d go on", replica, len(replicas))
+        for replica in set(replicas) - set(self._loads.alive):
+            logger.info("replica %d answers again", replica)
+        self._loads.alive = replicas
 
     async def load_adapter(self, slot: int, path: str) -> None:
         """Put an adapter into the same slot of every core."""
@@ -241,7 +272,7 @@ class ReplicaClient:
 
     async def loads(self) -> list[tuple[int, LoadSnapshot]]:
         """(replica, its load now) of those that live."""
-        found = await self._ask_all(lambda client: client.load())
+        found = await self._ask_all(lambda client: client.load(), self._loads.alive)
         for replica, load in found:
             self._take_load(replica, load)
         return found
@@ -255,10 +286,13 @@ class ReplicaClient:
 
         The others are always waited for: who hears of an error knows that nothing happens behind it any more.
         """
-        return [answer for _, answer in await self._ask_all(call)]
+        # Those that are silent too: a call that passes one by would have it disagree with the others when it goes on.
+        living = [index for index in range(len(self._clients)) if index not in self._gone]
+        return [answer for _, answer in await self._ask_all(call, living)]
 
-    async def _ask_all(self, call: Callable[[EngineClient], Awaitable[_Answer]]) -> list[tuple[int, _Answer]]:
-        asked = list(self._loads.alive)
+    async def _ask_all(
+        self, call: Callable[[EngineClient], Awaitable[_Answer]], asked: Sequence[int]
+    ) -> list[tuple[int, _Answer]]:
         found = await asyncio.gather(*(call(self._clients[replica]) for replica in asked), return_exceptions=True)
         if self.failure is not None:
             raise EngineDeadError(self.failure)
@@ -266,7 +300,7 @@ class ReplicaClient:
         for replica, answer in zip(asked, found, strict=True):
             if not isinstance(answer, BaseException):
                 answers.append((replica, answer))
-            elif replica in self._loads.alive:
+            elif replica not in self._gone:
                 raise answer
         return answers
 
@@ -302,22 +336,27 @@ class ReplicaClient:
 
     def _lose(self, replica: int, reason: str) -> None:
         """A replica is gone: end its requests, or everything when it was the last."""
-        if replica not in self._loads.alive:
+        if replica in self._gone:
             return
-        self._loads.alive.remove(replica)
-        if not self._loads.alive:
+        self._gone.add(replica)
+        living = [index for index in range(len(self._clients)) if index not in self._gone]
+        self._loads.alive = [index for index in self._loads.alive if index in living] or living
+        if not living:
             self.failure = reason
             if self._listener is not None:
                 self._listener.lose_core(reason)
             return
-        keys = [key for key, owner in self._replica_of.items() if owner == replica]
+        keys = self._keys_of(replica)
         self._forget(keys)
         logger.error("replica %d is gone, %d go on: %s", replica, len(self._loads.alive), reason)
-        self._refuse(keys, f"data parallel replica {replica} is gone: {reason}")
+        self._refuse(keys, f"data parallel replica {replica} is gone: {reason}", 500)
 
-    def _refuse(self, keys: Sequence[int], reason: str) -> None:
+    def _keys_of(self, replica: int) -> list[int]:
+        return [key for key, owner in self._replica_of.items() if owner == replica]
+
+    def _refuse(self, keys: Sequence[int], reason: str, status: int) -> None:
         if self._listener is not None:
-            self._listener.lose_requests(keys, reason)
+            self._listener.lose_requests(keys, reason, status)
 
 
 class _ReplicaEar:

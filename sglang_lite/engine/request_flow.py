@@ -50,6 +50,7 @@ class RequestFlow:
     Attributes:
         processor: assembles the output of each.
         grammars: compiles the grammars of requests; None where the server has no compiler.
+        silent: why new requests are refused while the core says nothing; None when it does.
         paused: refuse new requests until it is false again.
         released: memory that the engine has given back; requests are refused until there is none.
     """
@@ -81,6 +82,7 @@ class RequestFlow:
         self._claims = claims
         self._unsent: list[Submission] = []
         self._keys = itertools.count((front << FRONT_SHIFT) + 1)
+        self.silent: str | None = None
         self.paused = False
         self.released: frozenset[str] = frozenset()
 
@@ -147,10 +149,12 @@ class RequestFlow:
         """Return when requests can be taken.
 
         Raises:
-            RequestError: the engine is gone (503), paused, or without its memory (412).
+            RequestError: the engine is gone or silent (503), paused, or without its memory (412).
         """
         if self._client.failure is not None:
             raise EngineDeadError(self._client.failure)
+        if self.silent is not None:
+            raise EngineDeadError(self.silent)
         if self.paused:
             raise RequestError("generation is paused; continue it first", status=412)
         if self.released:
@@ -277,6 +281,15 @@ class RequestFlow:
     def fail_all(self, reason: str, status: int) -> None:
         """End all requests with an abort."""
         _notify(self.processor.fail_all(reason, status, time.time()))
+
+    def give_up(self, reason: str) -> None:
+        """End the requests that a silent core has, with a 503; it is told, for when it goes on."""
+        running = self.processor.fail_all(reason, 503, time.time())
+        self._abort_keys([state.key for state in running])
+        _notify(running)
+        for live in self._live.values():
+            if live.state is None and live.compiling is not None:
+                self._mark_aborted(live)  # it waits for the core to load its grammar, and then hears why it is refused
 
     async def close(self) -> None:
         """End the threads and the compiler."""

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ from sglang_lite.execution.recurrent_limits import RowBudget, plan_rows
 from sglang_lite.execution.warm_up import warm_up
 from sglang_lite.layers.parallel import SINGLE, ParallelGroup
 from sglang_lite.models.adapter_settings import adapter_settings
+from sglang_lite.models.base import CausalLanguageModel
 from sglang_lite.models.description import ModelDescription
 from sglang_lite.models.families import FAMILIES
 from sglang_lite.models.registry import expected_tensors, load_model
@@ -85,85 +87,161 @@ def build_device_runner(
         raise StartupError(
             f"--enable-pdmux with --tp-size {parallel.size}: one communicator does not serve two streams; use either"
         )
-    dtype = device_dtype(config, description)
-    kv_dtype = device_kv_dtype(config, dtype)
-    selection = select_providers(record, description, dtype, kv_dtype)
-    ops = CudaOperations(device.torch_device, selection, dtype=dtype)
-    context_length = served_context_length(config, description, selects_keys=ops.latent.selects_keys)
+    setting = _setting(config, description, device, record)
     settings = adapter_settings(config)
-    canonical_name = FAMILIES[description.architecture].canonical_name
-    adapters = ModelAdapters(ops, settings, canonical_name, dtype) if settings is not None else None
-    report("loading weights", 0.1)
-    with device.activate():
-        model, _ = load_model(
-            directory,
-            ops=ops,
-            dtype=dtype,
-            overrides=config.json_model_override_args,
-            context_length=context_length,
-            progress=parallel.rank == 0,
-            parallel=parallel,
-            adapters=adapters.slots if adapters is not None else None,
-        )
-        device.synchronize()
-    draft: DeviceDraft | DeviceDraftHead | None = None
-    planned = draft_plan(config, description, directory, parallel)
-    draft_page_bytes = 0
-    if isinstance(planned, HeadPlan):
-        report("loading the draft head", 0.4)
-        draft = DeviceDraftHead.load(planned, model, device, record, dtype, kv_dtype, context_length)
-        draft_page_bytes = draft.page_bytes(config.page_size, dtype, kv_dtype)
-    elif planned is not None:
-        report("loading the draft model", 0.4)
-        draft = DeviceDraft.load(planned, device, record, dtype, kv_dtype, context_length)
-        draft_page_bytes = draft.page_bytes(config.page_size, kv_dtype)
+    model, adapters = _load_weights(config, description, directory, setting, parallel, report)
+    draft = _load_draft(config, description, directory, setting, parallel, model, report)
     loaded = time.monotonic()
-    geometry, rows, batch_sizes = _plan_memory(config, description, device, dtype, kv_dtype, parallel, draft_page_bytes)
-    guesses: Drafter | None = None
+    draft_page_bytes = 0
     if isinstance(draft, DeviceDraftHead):
-        guesses = draft.guesses(geometry, rows.num_rows, dtype)
+        draft_page_bytes = draft.page_bytes(config.page_size, setting.dtype, setting.kv_dtype)
     elif draft is not None:
-        draft_runner = draft.runner(
-            geometry,
-            num_rows=rows.num_rows,
-            context_length=context_length,
-            batch_sizes=batch_sizes,
-            pad_graphs=not config.disable_cuda_graph_padding,
-        )
-        if draft_runner is not None:
-            _first_steps(draft_runner, geometry, context_length, report)
-        guesses = draft.guesses(draft_runner, description.vocab_size, parallel)
+        draft_page_bytes = draft.page_bytes(config.page_size, setting.kv_dtype)
+    geometry, rows, batch_sizes = _plan_memory(
+        config, description, device, setting.dtype, setting.kv_dtype, parallel, draft_page_bytes
+    )
+    steps = _Steps(geometry, rows.num_rows, setting.context_length, batch_sizes, not config.disable_cuda_graph_padding)
     runner = DeviceRunner(
         model,
-        ops,
+        setting.ops,
         device,
         geometry,
-        num_rows=rows.num_rows,
-        context_length=context_length,
-        batch_sizes=batch_sizes,
-        pad_graphs=not config.disable_cuda_graph_padding,
+        num_rows=steps.num_rows,
+        context_length=steps.context_length,
+        batch_sizes=steps.batch_sizes,
+        pad_graphs=steps.pad_graphs,
         side_by_side=config.enable_pdmux,
         seed=config.random_seed,
         parallel=parallel,
         adapters=adapters,
-        draft=guesses,
+        draft=_guesses(draft, steps, setting, description, parallel, report),
     )
-    _first_steps(runner, geometry, context_length, report)
+    _first_steps(runner, geometry, setting.context_length, report)
     seconds = {"load": loaded - started, "capture": time.monotonic() - loaded}
-    weight_bytes = sum(math.prod(shape) for shape in expected_tensors(description).values()) * dtype.itemsize
-    weight_bytes += draft.plan.weight_bytes(dtype) if draft is not None else 0
     limits = EngineLimits(
         geometry,
-        context_length,
+        setting.context_length,
         rows.num_rows,
-        dtype_name(dtype),
-        dtype_name(kv_dtype),
-        weight_bytes,
+        dtype_name(setting.dtype),
+        dtype_name(setting.kv_dtype),
+        _weight_bytes(description, draft, setting.dtype),
         seconds,
         rows.row_bytes,
         runner.pool,
     )
     return BuiltRunner(runner, limits, 1, settings.adapters if settings is not None else ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What a model runs on, and in which types."""
+
+    device: Device
+    record: CapabilityRecord
+    ops: CudaOperations
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """What steps are made for, and which of them are captured."""
+
+    geometry: KVGeometry
+    num_rows: int
+    context_length: int
+    batch_sizes: tuple[int, ...]
+    pad_graphs: bool
+
+
+def _setting(config: ServerConfig, description: ModelDescription, device: Device, record: CapabilityRecord) -> _Setting:
+    dtype = device_dtype(config, description)
+    kv_dtype = device_kv_dtype(config, dtype)
+    ops = CudaOperations(device.torch_device, select_providers(record, description, dtype, kv_dtype), dtype=dtype)
+    context_length = served_context_length(config, description, selects_keys=ops.latent.selects_keys)
+    return _Setting(device, record, ops, dtype, kv_dtype, context_length)
+
+
+def _load_weights(
+    config: ServerConfig,
+    description: ModelDescription,
+    directory: Path | str,
+    setting: _Setting,
+    parallel: ParallelGroup,
+    report: Report,
+) -> tuple[CausalLanguageModel, ModelAdapters | None]:
+    settings = adapter_settings(config)
+    canonical_name = FAMILIES[description.architecture].canonical_name
+    adapters = None
+    if settings is not None:
+        adapters = ModelAdapters(setting.ops, settings, canonical_name, setting.dtype)
+    report("loading weights", 0.1)
+    with setting.device.activate():
+        model, _ = load_model(
+            directory,
+            ops=setting.ops,
+            dtype=setting.dtype,
+            overrides=config.json_model_override_args,
+            context_length=setting.context_length,
+            progress=parallel.rank == 0,
+            parallel=parallel,
+            adapters=adapters.slots if adapters is not None else None,
+        )
+        setting.device.synchronize()
+    return model, adapters
+
+
+def _load_draft(
+    config: ServerConfig,
+    description: ModelDescription,
+    directory: Path | str,
+    setting: _Setting,
+    parallel: ParallelGroup,
+    model: CausalLanguageModel,
+    report: Report,
+) -> DeviceDraft | DeviceDraftHead | None:
+    planned = draft_plan(config, description, directory, parallel)
+    if planned is None:
+        return None
+    types = setting.dtype, setting.kv_dtype, setting.context_length
+    if isinstance(planned, HeadPlan):
+        report("loading the draft head", 0.4)
+        return DeviceDraftHead.load(planned, model, setting.device, setting.record, *types)
+    report("loading the draft model", 0.4)
+    return DeviceDraft.load(planned, setting.device, setting.record, *types)
+
+
+def _guesses(
+    draft: DeviceDraft | DeviceDraftHead | None,
+    steps: _Steps,
+    setting: _Setting,
+    description: ModelDescription,
+    parallel: ParallelGroup,
+    report: Report,
+) -> Drafter | None:
+    """What guesses tokens, its own steps captured."""
+    if draft is None:
+        return None
+    if isinstance(draft, DeviceDraftHead):
+        return draft.guesses(steps.geometry, steps.num_rows, setting.dtype)
+    runner = draft.runner(
+        steps.geometry,
+        num_rows=steps.num_rows,
+        context_length=steps.context_length,
+        batch_sizes=steps.batch_sizes,
+        pad_graphs=steps.pad_graphs,
+    )
+    if runner is not None:
+        _first_steps(runner, steps.geometry, steps.context_length, report)
+    return draft.guesses(runner, description.vocab_size, parallel)
+
+
+def _weight_bytes(
+    description: ModelDescription, draft: DeviceDraft | DeviceDraftHead | None, dtype: torch.dtype
+) -> int:
+    weight_bytes = sum(math.prod(shape) for shape in expected_tensors(description).values()) * dtype.itemsize
+    return weight_bytes + (draft.plan.weight_bytes(dtype) if draft is not None else 0)
 
 
 def _plan_memory(

@@ -11,7 +11,8 @@ import torch
 from sglang_lite.adapters.base import KVGeometry
 from sglang_lite.adapters.cpu import CpuOperations
 from sglang_lite.config import ServerConfig
-from sglang_lite.execution.build import kv_geometry, load_on_host
+from sglang_lite.execution.build import kv_geometry
+from sglang_lite.execution.build_host import load_on_host
 from sglang_lite.execution.draft_head import HeadDrafter, HiddenShape, HostHeadPass
 from sglang_lite.execution.draft_model import DraftModel
 from sglang_lite.execution.model_runner import ModelRunner

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from sglang_lite.router.errors import RouterError
 from sglang_lite.router.option_groups import AccessOptions
@@ -23,6 +24,7 @@ OPEN = frozenset({"/health", "/healthz", "/liveness", "/readyz", "/readiness", "
 """Routes without a key: what load balancers and Prometheus ask."""
 
 ROLES = ("admin", "user")
+_NEEDS_KEY = "A valid API key is needed: send Authorization: Bearer KEY, or x-api-key: KEY."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Caller:
 
 
 NOBODY = Caller()
-CALLER = "caller"
+CALLER = web.RequestKey("caller", Caller)
 """Key of a request under which its ``Caller`` is kept."""
 
 
@@ -112,18 +114,22 @@ class Access:
         caller = Caller(operator, replaces_key=operator is not None or (client is not None and client != self._api_key))
         if route in self._data_routes:
             if self._closed and client is None and operator is None:
-                raise _unauthorized("A valid API key is needed: Authorization: Bearer KEY.")
+                raise _unauthorized(_NEEDS_KEY)
             return caller
         if not len(self._operators):
             if self._closed and (client is None or client != self._api_key):
-                raise _unauthorized("A valid API key is needed: Authorization: Bearer KEY.")
+                raise _unauthorized(_NEEDS_KEY)
             return caller
         if self._audit:
             logger.info("control plane: %s %s by %s", method, route, operator.id if operator else "an unknown key")
         if operator is None:
-            raise _unauthorized("A control plane key is needed: Authorization: Bearer KEY.")
+            raise _unauthorized(f"{route} needs a control plane key: Authorization: Bearer KEY.")
         if operator.role != "admin":
-            raise RouterError("forbidden", "This call needs a control plane key of the role admin.")
+            raise RouterError(
+                "forbidden",
+                f"This call needs a control plane key of the role admin (--control-plane-api-keys); the key that came "
+                f"has the role {operator.role}.",
+            )
         return caller
 
 

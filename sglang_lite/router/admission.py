@@ -100,7 +100,8 @@ class Admission:
             self._start(slot, cost)
             return slot
         if self.waiting >= self._room and not self._make_room(slot):
-            raise RouterError("too_many_requests", "Too many requests wait already; try again later.", _BUSY)
+            message = f"{self.waiting} requests wait already, the most that may (--queue-size); try again later."
+            raise RouterError("too_many_requests", message, _BUSY)
         waiter = _Waiter(slot, cost, asyncio.get_running_loop().create_future())
         self._counters.arrive(slot)
         self._queues.setdefault(slot, deque()).append(waiter)
@@ -118,7 +119,9 @@ class Admission:
             elif waiter in self._queues.get(slot, ()):
                 self._leave(waiter)
             if isinstance(error, TimeoutError):
-                message = f"The request waited for {self._seconds:g} s; try again later."
+                message = (
+                    f"The request waited {self._seconds:g} s for its turn (--queue-timeout-secs); try again later."
+                )
                 raise RouterError("queue_timeout", message, _BUSY) from None
             raise
         return slot
@@ -164,7 +167,9 @@ class Admission:
             return False
         newest = self._queues[self._counters.heaviest()][-1]
         self._leave(newest)
-        message = "Too many requests of yours wait; another tenant has its turn."
+        message = (
+            "The queue is full, mostly with requests of yours, and other tenants have their turn; try again later."
+        )
         if not newest.turn.done():  # or its client left in this very moment
             newest.turn.set_exception(RouterError("too_many_requests", message, _BUSY))
         return True

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.router.errors import RouterError
+from sglang_lite.router.errors import NOT_AN_OBJECT, RouterError
 
 NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What reading JSON fails with: it is none, or it is nested too deeply."""
@@ -86,14 +86,14 @@ def parse_head(body: bytes) -> Head:
     try:
         return (_around_ids(body) if len(body) >= _LONG else None) or _decoder.decode(body)
     except NOT_READ:
-        raise RouterError("bad_request", "The body must be a JSON object.") from None
+        raise RouterError("bad_request", NOT_AN_OBJECT) from None
 
 
 def _decoded(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except NOT_READ:
-        raise RouterError("bad_request", "The body must be a JSON object.") from None
+        raise RouterError("bad_request", NOT_AN_OBJECT) from None
 
 
 def _around_ids(body: bytes) -> Head | None:

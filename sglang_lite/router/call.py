@@ -16,6 +16,10 @@ from sglang_lite.router.migration import Movement
 from sglang_lite.router.prompt import Prompt
 
 REQUEST_ID = "x-request-id"
+CALL_ID = web.RequestKey("call_id", str)
+"""The id of a call, on its request."""
+BEGUN = web.RequestKey("begun", web.StreamResponse)
+"""The stream that its client gets, once it has begun, on its request."""
 _ROUTING_KEYS = ("x-sgl-route-key", "x-smg-routing-key")
 _DROPPED = frozenset(
     {
@@ -94,7 +98,7 @@ async def read_call(request: web.Request) -> Call:
     """
     context = request.app[CONTEXT]
     body = await request.read()
-    request_id, head = request["request_id"], parse_head(body)
+    request_id, head = request[CALL_ID], parse_head(body)
     prompt = Prompt(head.key, _routing_key(request))
     if context.kv_events.is_active:
         prompt = await context.prompt_tokens.add_to(prompt, request.path, head, body)

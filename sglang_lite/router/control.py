@@ -12,9 +12,9 @@ import msgspec
 from aiohttp import web
 
 from sglang_lite.router.body import NOT_READ
-from sglang_lite.router.call import forwarded_headers
+from sglang_lite.router.call import CALL_ID, forwarded_headers
 from sglang_lite.router.context import CONTEXT, RouterContext
-from sglang_lite.router.errors import RouterError
+from sglang_lite.router.errors import NOT_AN_OBJECT, UNREACHABLE, RouterError, too_slow
 from sglang_lite.router.exchange import Reply, whole
 from sglang_lite.router.upstream import check_status
 from sglang_lite.router.workers import Worker
@@ -57,7 +57,7 @@ async def _object(request: web.Request) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except NOT_READ:
-        raise RouterError("bad_request", "The body must be a JSON object.") from None
+        raise RouterError("bad_request", NOT_AN_OBJECT) from None
 
 
 async def call_worker(request: web.Request, worker: Worker, data: bytes) -> Reply:
@@ -67,7 +67,7 @@ async def call_worker(request: web.Request, worker: Worker, data: bytes) -> Repl
         RouterError: upstream_unreachable or upstream_timeout.
     """
     context = request.app[CONTEXT]
-    headers = forwarded_headers(request, request["request_id"])
+    headers = forwarded_headers(request, request[CALL_ID])
     if worker.api_key:
         headers["authorization"] = f"Bearer {worker.api_key}"
     try:
@@ -79,9 +79,9 @@ async def call_worker(request: web.Request, worker: Worker, data: bytes) -> Repl
             kind = response.headers.get("content-type", "application/json")
             return Reply(response.status, {"content-type": kind}, await response.read())
     except TimeoutError:
-        raise RouterError("upstream_timeout", "A worker did not answer in time.") from None
+        raise RouterError("upstream_timeout", too_slow(context.options.request_timeout_secs)) from None
     except (aiohttp.ClientError, ConnectionError) as error:
-        raise RouterError("upstream_unreachable", "A worker could not be reached.") from error
+        raise RouterError("upstream_unreachable", UNREACHABLE) from error
 
 
 async def call_all(request: web.Request, workers: Sequence[Worker], data: bytes) -> list[Reply]:
@@ -105,7 +105,7 @@ async def fan_out(request: web.Request) -> web.Response:
     replies = await call_all(request, workers, await request.read())
     for reply in replies:
         if reply.status >= 300:
-            return whole(reply, request["request_id"])
+            return whole(reply, request[CALL_ID])
     bodies = [_decoded(reply) for reply in replies]
     body: dict[str, Any] = {
         "success": all(answer.get("success", True) for answer in bodies),
@@ -128,7 +128,9 @@ async def ask_one(request: web.Request) -> web.Response:
     if "transfer_engine_info" in request.path:
         rank = request.query.get("rank", "")
         if not rank.isdigit():
-            raise RouterError("bad_request", "rank must be given as a number of at least 0.")
+            raise RouterError(
+                "bad_request", f"The query must name a rank, a number from 0 (?rank=0), got {rank[:40]!r}."
+            )
     model = fields.get("model")
     workers = context.registry.of_model(model if isinstance(model, str) else None)
     prefills = [worker for worker in workers if worker.role == "prefill"] or workers
@@ -136,7 +138,7 @@ async def ask_one(request: web.Request) -> web.Response:
     reply = await call_worker(request, asked, await request.read())
     answer = _decoded(reply)
     if reply.status >= 300 or not answer:
-        return whole(reply, request["request_id"])
+        return whole(reply, request[CALL_ID])
     return _json({**answer, "queried_workers": 1, "model": model, "worker_type": prefills[0].role})
 
 
@@ -146,7 +148,7 @@ async def poll_transfers(request: web.Request) -> web.Response:
     total: dict[str, Any] = {"completed_batches": 0, "pending_batches": 0}
     for reply in replies:
         if reply.status >= 300:
-            return whole(reply, request["request_id"])
+            return whole(reply, request[CALL_ID])
         for name, value in _decoded(reply).items():
             if isinstance(value, list) and isinstance(total.setdefault(name, []), list):
                 total[name] = total[name] + value

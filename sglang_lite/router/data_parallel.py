@@ -29,7 +29,11 @@ def spread(call: Call, workers: Sequence[Worker]) -> list[Worker]:
         return ranks
     found = [worker for worker in ranks if worker.rank is not None and str(worker.rank) == str(asked)]
     if not found:
-        raise RouterError("bad_request", f"No worker has the data-parallel rank {str(asked)[:40]!r}.")
+        known = sorted({worker.rank for worker in ranks if worker.rank is not None})
+        raise RouterError(
+            "bad_request",
+            f"No worker has the data-parallel rank {str(asked)[:40]!r}; there are {', '.join(map(str, known[:64]))}.",
+        )
     return found
 
 

@@ -10,9 +10,9 @@ from aiohttp import web
 
 from sglang_lite.router.access import CALLER
 from sglang_lite.router.bodies import read_body
-from sglang_lite.router.call import REQUEST_ID, request_id_of
+from sglang_lite.router.call import BEGUN, CALL_ID, REQUEST_ID, request_id_of
 from sglang_lite.router.context import CONTEXT, RouterContext
-from sglang_lite.router.errors import RouterError, error_body, error_response
+from sglang_lite.router.errors import NO_SUCH_PATH, RouterError, error_body, error_response
 from sglang_lite.router.exchange import end_stream
 from sglang_lite.router.siblings import is_sibling
 from sglang_lite.server.protocol_errors import JsonErrorHandler, JsonErrorRunner, JsonErrorServer
@@ -35,7 +35,7 @@ async def envelope(request: web.Request, handler: _Handler) -> web.StreamRespons
 
 async def _served(request: web.Request, handler: _Handler, context: RouterContext) -> web.StreamResponse:
     started = time.monotonic()
-    request["request_id"] = request_id_of(request, context.options.request_id_headers)
+    request[CALL_ID] = request_id_of(request, context.options.request_id_headers)
     resource = request.match_info.route.resource
     route = resource.canonical if resource is not None else "other"
     response: web.StreamResponse | None = context.cross_origin.preflight(request)
@@ -54,7 +54,9 @@ async def _served(request: web.Request, handler: _Handler, context: RouterContex
             raise  # the client is gone: nobody reads an answer
         except Exception:  # a fault of ours: the client gets the envelope, the operator the traceback
             logger.exception("fault while serving %s", request.path)
-            response = await _failed(request, RouterError("internal_error", "The router failed; its log says more."))
+            response = await _failed(
+                request, RouterError("internal_error", "The router failed on this request; its log says more.")
+            )
     if context.draining and not response.prepared:
         response.force_close()  # the next request on this connection would find nobody
     context.metrics.requests.labels(route, response.status).inc()
@@ -66,11 +68,11 @@ def from_library(error: web.HTTPException) -> RouterError:
     """An error that aiohttp raised, as one of ours."""
     match error.status:
         case 404:
-            return RouterError("not_found", "This path does not exist here.")
+            return RouterError("not_found", NO_SUCH_PATH)
         case 405:
             return RouterError(
                 "method_not_allowed",
-                f"The path takes {error.headers.get('Allow', 'another method')}.",
+                f"This path takes the method {error.headers.get('Allow', 'that it is documented with')} only.",
                 {"allow": error.headers.get("Allow", "")},
             )
         case status if status >= 500:
@@ -81,11 +83,11 @@ def from_library(error: web.HTTPException) -> RouterError:
 
 async def _failed(request: web.Request, error: RouterError) -> web.StreamResponse:
     """The error as an answer, or at the end of the one that has begun."""
-    stream = request.get("stream")
-    if isinstance(stream, web.StreamResponse):
+    stream = request.get(BEGUN)
+    if stream is not None:
         return await end_stream(stream, error)
     response = error_response(error)
-    response.headers[REQUEST_ID] = request["request_id"]
+    response.headers[REQUEST_ID] = request[CALL_ID]
     return response
 
 

@@ -37,6 +37,20 @@ STATUS = {
 
 CODE_HEADER = "x-router-error-code"
 
+NOT_AN_OBJECT = "The request body must be a JSON object with the fields of this path; check its syntax and its length."
+NO_ATTEMPT = "The router tried no worker, which is its own fault; its log says more. Try again."
+ALL_REST = (
+    "All workers for this request have failed lately and rest (--cb-timeout-duration-secs); try again later, and see "
+    "/workers for their state."
+)
+UNREACHABLE = "A worker cannot be reached; try again later. /workers shows which of them are healthy."
+NO_SUCH_PATH = "This path does not exist here; docs/router.md lists those that do. Check its spelling."
+
+
+def too_slow(seconds: float) -> str:
+    """The message of upstream_timeout."""
+    return f"A worker did not answer within {seconds:g} s (--request-timeout-secs); ask for less at once, or stream."
+
 
 class RouterError(Exception):
     """An answer of the router itself, with ``headers`` beside its code. ``message`` is for clients: it never names a

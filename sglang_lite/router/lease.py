@@ -6,7 +6,7 @@ import asyncio
 
 from sglang_lite.router.breaker import BreakerState
 from sglang_lite.router.context import RouterContext
-from sglang_lite.router.errors import RouterError
+from sglang_lite.router.errors import ALL_REST, RouterError
 from sglang_lite.router.workers import Worker
 
 
@@ -27,7 +27,7 @@ class Lease:
 
     async def __aenter__(self) -> Lease:
         if not self._worker.breaker.acquire(self._context.now):
-            raise RouterError("breaker_open", "All workers have failed lately and rest; try again later.")
+            raise RouterError("breaker_open", ALL_REST)
         self._is_probe = self._worker.breaker.state is not BreakerState.CLOSED
         await self._scope.__aenter__()
         self._lease = self._context.leases.acquire(self._worker.index, self._context.now)
@@ -49,7 +49,9 @@ class Lease:
         except TimeoutError:
             self._verdict = False
             context.metrics.stale.inc()
-            raise RouterError("stale_request_expired", "The request was active for too long.") from None
+            seconds = context.options.stale_request_timeout_secs
+            message = f"The request took more than {seconds:g} s (--stale-request-timeout-secs); ask for less at once."
+            raise RouterError("stale_request_expired", message) from None
         finally:
             if self._verdict is None:
                 breaker.forget(self._is_probe)

@@ -12,7 +12,7 @@ from sglang_lite.router.admission import BYTES_PER_TOKEN, Ticket
 from sglang_lite.router.context import CONTEXT
 from sglang_lite.router.errors import RouterError
 
-_TICKET = "ticket"
+_TICKET = web.RequestKey("ticket", Ticket)
 _COUNT = re.compile(rb'"completion_tokens":\s{0,4}(\d{1,9})')
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -57,6 +57,6 @@ class MeteredStream(web.StreamResponse):
 def stream_response(request: web.Request, status: int, headers: dict[str, str]) -> web.StreamResponse:
     """The beginning of a stream; a metered one where its request is under limits."""
     ticket = request.get(_TICKET)
-    if isinstance(ticket, Ticket):
+    if ticket is not None:
         return MeteredStream(ticket, status=status, headers=headers)
     return web.StreamResponse(status=status, headers=headers)

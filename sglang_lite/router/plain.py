@@ -10,9 +10,9 @@ import msgspec
 from aiohttp import web
 
 from sglang_lite.router.body import NOT_READ
-from sglang_lite.router.call import forwarded_headers
+from sglang_lite.router.call import CALL_ID, forwarded_headers
 from sglang_lite.router.context import CONTEXT
-from sglang_lite.router.errors import RouterError
+from sglang_lite.router.errors import NO_ATTEMPT, NOT_AN_OBJECT, UNREACHABLE, RouterError, too_slow
 from sglang_lite.router.exchange import Reply, whole
 from sglang_lite.router.lease import Lease
 from sglang_lite.router.routes import PLAIN
@@ -45,11 +45,11 @@ async def pass_on(request: web.Request) -> web.Response:
     try:
         fields = msgspec.json.decode(data, type=dict[str, Any])
     except NOT_READ:
-        raise RouterError("bad_request", "The body must be a JSON object.") from None
+        raise RouterError("bad_request", NOT_AN_OBJECT) from None
     model = fields.get("model")
     path = PLAIN[request.path] + (f"?{request.query_string}" if request.query_string else "")
     reply = await ask_any(request, path, data, model if isinstance(model, str) else None)
-    return whole(reply, request["request_id"])
+    return whole(reply, request[CALL_ID])
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -74,7 +74,7 @@ async def ask_any(request: web.Request, path: str, data: bytes, model: str | Non
     """
     context = request.app[CONTEXT]
     workers = usable(context.registry.of_model(model), context.now, "no_healthy_workers")
-    failure = RouterError("internal_error", "No attempt was made.")
+    failure = RouterError("internal_error", NO_ATTEMPT)
     for worker in sorted(workers, key=lambda one: one.load)[:_ATTEMPTS]:
         async with Lease(context, worker) as lease:
             try:
@@ -90,7 +90,7 @@ async def ask_any(request: web.Request, path: str, data: bytes, model: str | Non
 
 async def _ask(request: web.Request, worker: Worker, path: str, data: bytes) -> Reply:
     context = request.app[CONTEXT]
-    headers = forwarded_headers(request, request["request_id"])
+    headers = forwarded_headers(request, request[CALL_ID])
     if worker.api_key:
         headers["authorization"] = f"Bearer {worker.api_key}"
     try:
@@ -106,9 +106,9 @@ async def _ask(request: web.Request, worker: Worker, path: str, data: bytes) -> 
     except TimeoutError:
         if not limit.expired():
             raise  # the lease ran out
-        raise RouterError("upstream_timeout", "A worker did not answer in time.") from None
+        raise RouterError("upstream_timeout", too_slow(context.options.request_timeout_secs)) from None
     except (aiohttp.ClientError, ConnectionError):
-        raise RouterError("upstream_unreachable", "A worker could not be reached.") from None
+        raise RouterError("upstream_unreachable", UNREACHABLE) from None
 
 
 def _read(data: bytes, kind: type[_Body]) -> _Body:
@@ -119,16 +119,19 @@ def _read(data: bytes, kind: type[_Body]) -> _Body:
             raise RouterError("unknown_field", str(error)) from None
         raise RouterError("bad_request", str(error)) from None
     except NOT_READ:
-        raise RouterError("bad_request", "The body must be a JSON object.") from None
+        raise RouterError("bad_request", NOT_AN_OBJECT) from None
 
 
 def _shaped(request: web.Request, reply: Reply, model: str | None, names: tuple[str, ...]) -> web.Response:
     """The fields ``names`` of a good answer with the model's name; any other answer as it is."""
     if reply.status != 200:
-        return whole(reply, request["request_id"])
+        return whole(reply, request[CALL_ID])
     try:
         answer = msgspec.json.decode(reply.body, type=dict[str, Any])
         body = {"model": model, **{name: answer[name] for name in names}}
     except (*NOT_READ, KeyError):
-        raise RouterError("upstream_status", "A worker's answer cannot be read.") from None
-    return whole(Reply(200, {"content-type": "application/json"}, msgspec.json.encode(body)), request["request_id"])
+        raise RouterError(
+            "upstream_status",
+            f"A worker answered {request.path} without {' and '.join(names)}; does it speak this protocol?",
+        ) from None
+    return whole(Reply(200, {"content-type": "application/json"}, msgspec.json.encode(body)), request[CALL_ID])

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from sglang_lite.router.call import Call, read_call
 from sglang_lite.router.data_parallel import spread, with_rank
-from sglang_lite.router.errors import RouterError
+from sglang_lite.router.errors import NO_ATTEMPT, RouterError
 from sglang_lite.router.exchange import BROKEN, RETRIED, Reply, exchange, has_begun, whole
 from sglang_lite.router.hedged import Outcome, hedger_of
 from sglang_lite.router.lease import Lease
@@ -57,7 +57,7 @@ class Attempts:
                 return response
         if self._reply is not None:
             return whole(self._reply, call.request_id)
-        raise self._error or RouterError("internal_error", "No attempt was made.")
+        raise self._error or RouterError("internal_error", NO_ATTEMPT)
 
     def _choose(self) -> Worker:
         call = self._call

@@ -135,7 +135,10 @@ class Siblings:
         try:
             status, body = await self.call(0, request.method, request.path, request)
         except (aiohttp.ClientError, OSError, TimeoutError):
-            raise RouterError("no_healthy_workers", "The router is being started again; try again later.") from None
+            raise RouterError(
+                "no_healthy_workers",
+                "The router process that keeps the list of workers is being started again; try again in a second.",
+            ) from None
         return web.Response(status=status, body=body, content_type="application/json")
 
 

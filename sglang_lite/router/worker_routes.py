@@ -171,7 +171,7 @@ def _named(request: web.Request) -> Worker:
     for worker in (*registry.workers.values(), *registry.targets()):
         if worker_id(worker) == name:
             return worker
-    raise RouterError("worker_not_found", "No worker has this id; see /workers.")
+    raise RouterError("worker_not_found", f"No worker has the id {name[:64]!r}; /workers lists those that there are.")
 
 
 def _shown(worker: Worker) -> dict[str, Any]:

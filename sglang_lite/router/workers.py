@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sglang_lite.router.breaker import Breaker, BreakerLimits
-from sglang_lite.router.errors import RouterError
+from sglang_lite.router.errors import ALL_REST, RouterError
 from sglang_lite.router.shared_loads import LoadCell
 
 ROLES = ("regular", "prefill", "decode")
@@ -223,7 +223,10 @@ class Registry:
         """
         present = self.registered()
         if not present:
-            raise RouterError("no_healthy_workers", "No worker is available; try again later.")
+            raise RouterError(
+                "no_healthy_workers",
+                "The router knows no worker that has introduced itself yet; try again later, and see /workers.",
+            )
         if model is None:
             return present
         found = [worker for worker in present if model in worker.models]
@@ -231,10 +234,18 @@ class Registry:
             base = model.partition(":")[0]
             found = [worker for worker in present if base in worker.models]
         if not found and model in self.known_models:
-            raise RouterError("no_healthy_workers", "No worker of this model is available; try again later.")
+            raise RouterError(
+                "no_healthy_workers",
+                f"No worker of the model {model[:200]!r} is there now; try again later, and see /workers.",
+            )
         if not found:
-            raise RouterError("model_not_found", f"The model {model[:200]!r} is not served here; see /v1/models.")
+            raise RouterError(
+                "model_not_found", f"The model {model[:200]!r} is not served here; /v1/models lists those that are."
+            )
         return found
+
+
+_ROLES_OF = {"no_prefill_workers_available": "prefill ", "no_decode_workers_available": "decode "}
 
 
 def usable(workers: list[Worker], now: float, none_code: str) -> list[Worker]:
@@ -254,5 +265,6 @@ def usable(workers: list[Worker], now: float, none_code: str) -> list[Worker]:
     if lost:
         return lost
     if not healthy:
-        raise RouterError(none_code, "No healthy worker is available; try again later.")
-    raise RouterError("breaker_open", "All workers have failed lately and rest; try again later.")
+        role = _ROLES_OF.get(none_code, "")
+        raise RouterError(none_code, f"None of the {len(workers)} {role}workers is healthy; try again later.")
+    raise RouterError("breaker_open", ALL_REST)

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from sglang_lite.frontend.request_limits import LIMITS
+from sglang_lite.server.protocol_errors import take_body
 from sglang_lite.types import RequestError
 
 MAX_BODY_BYTES = LIMITS.body_bytes
@@ -65,6 +66,7 @@ async def read_object(request: web.Request, *, optional: bool = False) -> dict[s
         # Said before it comes: nothing of it has to be read.
         raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length)
     try:
+        await take_body(request)
         async with asyncio.timeout(LIMITS.body_seconds):
             body = await request.read()
     except TimeoutError:

@@ -64,8 +64,8 @@ async def _serve() -> int:
                 engine.lose_replica(int(replica), reason)
             heartbeat.cancel()
             await stop_listening()
-            if order == LOST:
-                engine.lose_core("the engine core is gone")
+            if order.startswith(LOST):
+                engine.lose_core(order.removeprefix(LOST).decode().strip())
             if order:
                 await drain(context, _end_of(orders), drain_seconds(config) if order == DRAIN else 1.0)
             return 0

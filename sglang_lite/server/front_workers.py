@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 FRONT_COMMAND = (sys.executable, "-m", "sglang_lite.server.front_process")
 READY = b"ready\n"
 DRAIN = b"drain\n"
-LOST = b"lost\n"
+LOST = b"lost "
+"""Followed by why."""
 LOST_REPLICA = b"lost-replica "
 """Followed by a number, a blank and why."""
 START_SECONDS = 120.0
@@ -29,8 +30,8 @@ class FrontMessage(msgspec.Struct, frozen=True, kw_only=True):
     """What a further front needs to serve: one line of JSON on its standard input.
 
     After it come lines: ``lost-replica NUMBER WHY`` says that one of several cores is gone, ``drain`` asks to finish
-    what runs and leave, ``lost`` says that the engine core is gone. The end of the input means that the first front is
-    gone: leave at once.
+    what runs and leave, ``lost WHY`` says that the server ends because the engine core or another front is gone. The
+    end of the input means that the first front is gone: leave at once.
     """
 
     config: str
@@ -82,11 +83,11 @@ class FrontWorkers:
         for process in self._processes:
             self._tell(process, DRAIN)
 
-    def lose_core(self) -> None:
-        """Tell them that the engine core is gone."""
+    def lose_server(self, reason: str) -> None:
+        """Tell them why the server ends at once."""
         self._ending = True
         for process in self._processes:
-            self._tell(process, LOST)
+            self._tell(process, LOST + f"{' '.join(reason.split())}\n".encode())
 
     def lose_replicas(self, lost: Mapping[int, str]) -> None:
         """Tell them, once, which of several cores are gone, and why."""

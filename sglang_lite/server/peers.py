@@ -15,6 +15,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from sglang_lite.engine.carried_out import to_the_end
 from sglang_lite.observability.merging import merge_metrics
+from sglang_lite.server.protocol_errors import take_body
 from sglang_lite.types import RequestError
 
 ANSWER_SECONDS = 10.0
@@ -158,6 +159,7 @@ def peers_middleware(peers: Peers) -> Middleware:
         if path in _ALONE:
             raise RequestError(f"{path} needs a server with one front process (--tokenizer-worker-num 1)", status=501)
         if path in _EVERYWHERE:
+            await take_body(request)
             body = await request.read()
             return await to_the_end(_everywhere(request, body, handler, peers))
         if path.startswith(_ELSEWHERE):
@@ -203,6 +205,7 @@ def _first_success(replies: Iterable[web.StreamResponse]) -> web.StreamResponse:
 
 
 async def _here_or_there(request: web.Request, handler: Handler, peers: Peers) -> web.StreamResponse:
+    await take_body(request)
     body = await request.read()
     missing: Exception | None = None
     own: web.StreamResponse | None = None

@@ -79,7 +79,7 @@ class Marks:
         return b":sgl %b\n\n" % encode_json(fields)
 
 
-MARKS = "resumable-marks"
+MARKS = web.RequestKey("resumable-marks", Marks)
 
 
 def take_over(
@@ -145,7 +145,7 @@ async def reply_resumable(
         RequestError: the request failed before anything was sent.
         ConnectionError: the client left.
     """
-    marks: Marks = request[MARKS]
+    marks = request[MARKS]
     started = False
     async with EventStream(request, {HEADER: "1"}) as stream, merged:
         last = b""

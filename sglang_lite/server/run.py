@@ -31,7 +31,7 @@ from sglang_lite.server.preflight import check_text_side
 from sglang_lite.server.protocol_errors import JsonErrorRunner
 from sglang_lite.server.router_registration import RouterRegistrations, check_fleet_options
 from sglang_lite.server.silent_clients import close_silent_clients, raise_file_limit
-from sglang_lite.server.tls import Certificates
+from sglang_lite.server.tls import Certificates, SecurePort
 from sglang_lite.server.transfer_sites import TransferSites, transfer_sites
 from sglang_lite.types import RequestError, StartupError
 
@@ -140,9 +140,8 @@ async def _serve_engine(
             warming = asyncio.create_task(warm_up(context))
             if not await _first(warming, signals.drain):
                 return 0
-            others = asyncio.create_task(workers.start(front_messages(context, engine)))
-            if not await _first(others, signals.drain):
-                return 0
+            if not await _start_fronts(workers, front_messages(context, engine), engine, signals):
+                return 0 if engine.failure is None else EXIT_ENGINE_DIED
             context.startup_seconds["ready"] = time.monotonic() - started_at
             logger.info("%s (%.1f s)", READY_LINE, context.startup_seconds["ready"])
             heartbeat = asyncio.create_task(watch_heartbeat(context))
@@ -153,11 +152,13 @@ async def _serve_engine(
             # Before the port is closed: what routers send after this finds other servers.
             await _first(asyncio.create_task(registrations.leave()), signals.immediate)
             if died:
-                if engine.failure is None:
-                    logger.error("front process %s ended by itself", workers.dead)
+                reason = f"front process {workers.dead} of the server ended by itself"
+                if engine.failure is not None:
+                    reason = f"the engine died: {engine.failure}"
                 else:
-                    logger.error("the engine died: %s", engine.failure)
-                workers.lose_core()
+                    engine.lose_core(reason)
+                logger.error("%s", reason)
+                workers.lose_server(reason)
             else:
                 workers.drain()
                 await stop_listening()
@@ -189,6 +190,38 @@ def front_messages(context: ServerContext, engine: AsyncEngine) -> list[FrontMes
         )
         for front in range(1, config.tokenizer_worker_num)
     ]
+
+
+async def _start_fronts(
+    workers: FrontWorkers, messages: Sequence[FrontMessage], engine: AsyncEngine, signals: ShutdownSignals
+) -> bool:
+    """Start the other fronts; False when a signal or the death of the engine came first.
+
+    Raises:
+        StartupError: one of them does not start.
+    """
+    ended = asyncio.Event()
+    watching = [asyncio.create_task(wait) for wait in (_set_when_gone(engine, ended), _set_with(signals.drain, ended))]
+    try:
+        started = await _first(asyncio.create_task(workers.start(messages)), ended)
+    finally:
+        for task in watching:
+            task.cancel()
+    if engine.failure is not None:
+        logger.error("the engine died while the other front processes started: %s", engine.failure)
+        return False
+    return started
+
+
+async def _set_when_gone(engine: AsyncEngine, ended: asyncio.Event) -> None:
+    while engine.is_alive:
+        await asyncio.sleep(_WATCH_SECONDS)
+    ended.set()
+
+
+async def _set_with(signalled: asyncio.Event, ended: asyncio.Event) -> None:
+    await signalled.wait()
+    ended.set()
 
 
 async def _first(task: asyncio.Task[Any], stop: asyncio.Event) -> bool:
@@ -242,11 +275,9 @@ async def listening(context: ServerContext) -> AsyncIterator[Callable[[], Awaita
     assert runner.server is not None
     closing = asyncio.create_task(close_silent_clients(runner.server))
     try:
-        tls = None if certificates is None else certificates.context
         shared = True if context.peers is not None else None
-        site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG, ssl_context=tls, reuse_port=shared)
         try:
-            await site.start()
+            stop = await _bind(runner, config, certificates, reuse_port=shared)
         except OSError as error:
             raise StartupError(
                 f"cannot bind {config.host}:{config.port}: {error.strerror or error}; "
@@ -259,10 +290,10 @@ async def listening(context: ServerContext) -> AsyncIterator[Callable[[], Awaita
                 watching = asyncio.create_task(certificates.watch())
         context.port = runner.addresses[0][1]
         for address in runner.addresses:
-            logger.info("listening on %s://%s:%d", "http" if tls is None else "https", *address[:2])
+            logger.info("listening on %s://%s:%d", "http" if certificates is None else "https", *address[:2])
         if context.peers is not None:
             await web.UnixSite(runner, context.peers.own_path).start()
-        yield site.stop
+        yield stop
     finally:
         closing.cancel()
         if context.peers is not None:
@@ -270,6 +301,18 @@ async def listening(context: ServerContext) -> AsyncIterator[Callable[[], Awaita
         if watching is not None:
             watching.cancel()
         await runner.cleanup()
+
+
+async def _bind(
+    runner: web.AppRunner, config: ServerConfig, certificates: Certificates | None, *, reuse_port: bool | None
+) -> StopListening:
+    if certificates is None:
+        site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG, reuse_port=reuse_port)
+        await site.start()
+        return site.stop
+    port = SecurePort(runner, certificates, backlog=_BACKLOG)
+    await port.start(config.host, config.port, reuse_port=reuse_port)
+    return port.stop
 
 
 async def warm_up(context: ServerContext) -> None:

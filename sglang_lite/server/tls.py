@@ -6,8 +6,12 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
+
+from aiohttp import web
 
 from sglang_lite.config import ServerConfig
 from sglang_lite.types import StartupError
@@ -23,6 +27,10 @@ class Certificates:
 
     Clients that present a certificate are checked against ``--ssl-ca-certs``; none has to.
 
+    Attributes:
+        context: for new connections. With authorities it is another one after a ``reload``: a context never forgets
+            whom it trusts, nor the sessions of clients that it has checked.
+
     Raises:
         StartupError: a file is missing, or they do not belong together.
     """
@@ -33,6 +41,7 @@ class Certificates:
         self._authorities = authorities
         self._password = password or ""
         self.context = self._load(self._new_context())
+        self._renewals: list[Callable[[], None]] = []
         self._seen = self._stamps()
 
     @classmethod
@@ -68,13 +77,22 @@ class Certificates:
         """Read the files again; False, with the old certificate kept, when they cannot be used."""
         try:
             # Tried on a context of its own first: a half-written file must not spoil the one in use.
-            self._load(self._new_context())
-            self._load(self.context)
+            context = self._load(self._new_context())
+            if self._authorities is None:
+                self._load(self.context)
+            else:
+                self.context = context
         except StartupError as error:
             logger.error("kept the old TLS certificate: %s", error)
             return False
+        for renew in self._renewals:
+            renew()
         logger.info("read the TLS certificate %s again", self._certificate)
         return True
+
+    def on_renewal(self, renew: Callable[[], None]) -> None:
+        """Have ``renew`` called after every reload, when ``context`` may be another one."""
+        self._renewals.append(renew)
 
     def contents(self) -> tuple[list[tuple[bytes, bytes]], bytes | None, bool]:
         """What gRPC takes: [(key, certificate)], the authorities' certificates, whether clients need one (never)."""
@@ -121,3 +139,82 @@ class Certificates:
                 status = None  # being replaced
             stamps.append((0, 0) if status is None else (status.st_mtime_ns, status.st_ino))
         return tuple(stamps)
+
+
+class _BoundSite(web.TCPSite):
+    """Binds a port, and tells its sockets."""
+
+    __slots__ = ()
+
+    def descriptors(self) -> list[int]:
+        """Of the listening sockets."""
+        return [] if self._server is None else [bound.fileno() for bound in getattr(self._server, "sockets", ())]
+
+
+class SecurePort:
+    """A port with HTTPS. A new context takes over the listening sockets: no connection is refused meanwhile.
+
+    Args:
+        runner: set up.
+    """
+
+    def __init__(self, runner: web.AppRunner, certificates: Certificates, *, backlog: int) -> None:
+        self._runner = runner
+        self._certificates = certificates
+        self._backlog = backlog
+        self._served: ssl.SSLContext | None = None
+        self._sites: list[web.BaseSite] = []
+        self._descriptors: list[int] = []
+        self._changing = asyncio.Lock()
+        self._renewing: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str, port: int, *, reuse_port: bool | None) -> None:
+        """Bind and listen.
+
+        Raises:
+            OSError: the port cannot be bound.
+        """
+        self._served = self._certificates.context
+        site = _BoundSite(
+            self._runner, host, port, backlog=self._backlog, ssl_context=self._served, reuse_port=reuse_port
+        )
+        await site.start()
+        self._sites, self._descriptors = [site], site.descriptors()
+        self._certificates.on_renewal(self._renew_soon)
+
+    async def stop(self) -> None:
+        """Listen no more; connections live on."""
+        async with self._changing:
+            await self._end(self._sites)
+            self._sites, self._descriptors = [], []
+
+    def _renew_soon(self) -> None:
+        task = asyncio.create_task(self._renew())
+        self._renewing.add(task)
+        task.add_done_callback(self._renewing.discard)
+
+    async def _renew(self) -> None:
+        async with self._changing:
+            context = self._certificates.context
+            if context is self._served or not self._sites:
+                return
+            sites: list[web.BaseSite] = []
+            descriptors = []
+            try:
+                for descriptor in self._descriptors:
+                    bound = socket.socket(fileno=os.dup(descriptor))
+                    descriptors.append(bound.fileno())
+                    site = web.SockSite(self._runner, bound, ssl_context=context, backlog=self._backlog)
+                    await site.start()
+                    sites.append(site)
+            except OSError as error:
+                logger.error("kept the old TLS context: %s", error)
+                await self._end(sites)
+                return
+            await self._end(self._sites)
+            self._sites, self._descriptors, self._served = sites, descriptors, context
+
+    @staticmethod
+    async def _end(sites: list[web.BaseSite]) -> None:
+        for site in sites:
+            await site.stop()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import sglang_lite
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -84,7 +86,7 @@ def test_metadata(distributions: tuple[Path, Path]) -> None:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(archive.read(name).decode())
         entry_points = archive.read(name.replace("METADATA", "entry_points.txt")).decode()
-    assert metadata["Name"] == "sglang-lite"
+    assert (metadata["Name"], metadata["Version"]) == ("sglang-lite", sglang_lite.__version__)
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "sglang-lite = sglang_lite.cli:main" in entry_points

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -174,7 +173,7 @@ async def test_some_options_change_while_the_server_runs(saving: LocalServer) ->
     assert {name: info[name] for name in changes} == changes
     after = (await saving.post("/generate", body)).events
     counts = [event["meta_info"]["completion_tokens"] for event in after[:-1]]
-    assert all(later - earlier >= 4 for earlier, later in itertools.pairwise(counts[:-1])), counts
+    assert counts == sorted(counts) and counts[-1] == 8 > len(counts), counts
     assert "".join(event["text"] for event in after[:-1]) == "BCDABCDA" == before[-2]["text"]
     assert (await saving.post(STATE, {"server_args": old})).status == 200
     assert (await saving.post("/generate", body)).events[-2]["text"] == "BCDABCDA"

@@ -75,7 +75,11 @@ class HttpOptions(OptionGroup):
     watchdog_timeout: Annotated[
         float,
         Option(
-            _GROUP, "Seconds after which a stuck step ends the server; 0 is never.", convert=values.number, minimum=0
+            _GROUP,
+            "Seconds after which a stuck step ends the server, and the requests of an engine core that is stopped end; "
+            "0 is never.",
+            convert=values.number,
+            minimum=0,
         ),
     ] = 300.0
     request_waiting_timeout: Annotated[

@@ -86,7 +86,7 @@ class Releasing:
 async def test_all_replicas_give_memory_back_or_none() -> None:
     client = ReplicaClient.__new__(ReplicaClient)
     cores: Any = [Releasing(False), Releasing(True)]
-    client._loads, client._clients, client.failure = ReplicaLoads(2), cores, None
+    client._loads, client._clients, client._gone, client.failure = ReplicaLoads(2), cores, set(), None
     client._snapshots = [LoadSnapshot(), LoadSnapshot()]
     with pytest.raises(RequestError, match="busy"):
         await client.release_memory(("kv_cache",))
@@ -152,7 +152,7 @@ async def test_requests_are_spread_and_control_calls_reach_everyone(chain_model:
         assert await engine.abort_all() == 3
         await asyncio.gather(*tasks)
         assert await engine.flush_cache(5.0)
-        await engine.ping(5.0)
+        assert engine.look()
         wanted = [ask(f"w{index}", "A", 1000) for index in range(3)]
         for request in wanted:
             request.replica = 1

@@ -55,6 +55,6 @@ def test_refusals_come_before_weights_are_read(
     def unreachable(*arguments: object, **keywords: object) -> None:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("sglang_lite.execution.build.load_model", unreachable)
+    monkeypatch.setattr("sglang_lite.execution.build_host.load_model", unreachable)
     with pytest.raises(StartupError, match=message):
         build(smoke_model, **options)

@@ -15,8 +15,8 @@ from tests.support.fake_engine import FakeEngine
 
 
 @asynccontextmanager
-async def port() -> AsyncIterator[int]:
-    context = ServerContext(FakeEngine(host="127.0.0.1", port=0))
+async def port(**options: str) -> AsyncIterator[int]:
+    context = ServerContext(FakeEngine(host="127.0.0.1", port=0, **options))
     context.phase = Phase.READY
     async with listening(context):
         yield context.port
@@ -70,3 +70,42 @@ async def test_a_method_that_is_not_taken_is_told_which_are() -> None:
     async with port() as number:
         _, _, body = await exchange(number, b"GET /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n")
         assert msgspec.json.decode(body)["message"] == "Method Not Allowed: /v1/chat/completions takes POST"
+
+
+BODY = b'{"input_ids":[1],"sampling_params":{"max_new_tokens":1}}'
+
+
+def asking(path: str, key: str, length: int = len(BODY)) -> bytes:
+    """The head of a request whose client waits for leave to send the body."""
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", "Expect: 100-continue"]
+    return "\r\n".join([*lines, "Content-Type: application/json", f"Content-Length: {length}", "", ""]).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "length", "status"),
+    [
+        ("/generate", "wrong", len(BODY), 401),
+        ("/nowhere", "wrong", len(BODY), 401),
+        ("/nowhere", "right", len(BODY), 404),
+        ("/generate", "right", 99_999_999, 413),
+    ],
+)
+async def test_no_body_is_asked_for_that_would_be_refused(path: str, key: str, length: int, status: int) -> None:
+    async with port(api_key="right") as number:
+        found, head, _ = await exchange(number, asking(path, key, length))
+        assert found == status
+        assert b"connection: close" in head
+
+
+async def test_a_body_is_asked_for_once_the_key_was_checked() -> None:
+    async with port(api_key="right") as number:
+        reader, writer = await asyncio.open_connection("127.0.0.1", number)
+        for _ in range(2):  # on one connection
+            writer.write(asking("/generate", "right"))
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(BODY)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert b"connection: close" not in head.lower()
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+        writer.close()

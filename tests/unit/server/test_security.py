@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from aiohttp import web
 
 from sglang_lite.config import ServerConfig
 from sglang_lite.server.auth import OPEN_ROUTES, is_key, may_pass, presented_key
 from sglang_lite.server.tenants import Tenant, Tenants
-from sglang_lite.server.tls import Certificates
+from sglang_lite.server.tls import Certificates, SecurePort
 from sglang_lite.types import RequestError, StartupError
 from tests.support.fake_engine import FakeEngine
 from tests.unit.server.test_routes import serving
@@ -141,6 +143,60 @@ async def test_certificates_are_exchanged_while_serving(tmp_path: Path) -> None:
         assert await shown_certificate(port) == ssl.PEM_cert_to_DER_cert(second[0].read_text())
     finally:
         await runner.cleanup()
+
+
+async def is_trusted(port: int, shown: tuple[Path, Path] | None) -> bool:
+    """Whether a new connection that shows this certificate gets an answer."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if shown is not None:
+        context.load_cert_chain(*shown)
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        try:
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            return (await reader.readline()).startswith(b"HTTP/1.1 ")
+        finally:
+            writer.close()
+    except (ConnectionError, ssl.SSLError):
+        return False
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_authority_that_is_removed_is_no_longer_trusted(
+    tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    own, old, new = (make_certificate(tmp_path, name) for name in ("own", "old", "new"))
+    authorities = tmp_path / "authorities.pem"
+    authorities.write_bytes(old[0].read_bytes())
+    options = {"ssl_certfile": str(own[0]), "ssl_keyfile": str(own[1]), "ssl_ca_certs": str(authorities)}
+    tls = Certificates.of(ServerConfig(model_path="x", **options))
+    assert tls is not None
+
+    async def exchange() -> None:
+        runner = web.AppRunner(web.Application())
+        await runner.setup()
+        secure = SecurePort(runner, tls, backlog=16)
+        try:
+            await secure.start("127.0.0.1", 0, reuse_port=None)
+            port = runner.addresses[0][1]
+            assert [await is_trusted(port, shown) for shown in (old, new, None)] == [True, False, True]
+            authorities.write_bytes(new[0].read_bytes())
+            for _ in range(2):  # the second takes over from a successor
+                assert tls.reload()
+                await asyncio.gather(*secure._renewing)
+            assert runner.addresses == [("127.0.0.1", port)]
+            assert [await is_trusted(port, shown) for shown in (old, new, None)] == [False, True, True]
+            authorities.write_text("half a file")
+            assert not tls.reload()
+            assert await is_trusted(port, new)
+            await secure.stop()
+            assert not await is_trusted(port, new)
+        finally:
+            await runner.cleanup()
+
+    with asyncio.Runner(loop_factory=new_loop) as loop:
+        loop.run(exchange())
 
 
 @pytest.mark.parametrize(
