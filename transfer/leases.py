@@ -12,6 +12,10 @@ import numpy as np
 from sglang_lite.transfer.base import Int64Array, RegionBusy, RemoteRegion, SpanBatch, TransferError
 
 _LOCATION = re.compile(r"(cpu|cuda|hip|musa|npu):\d+")
+_MOST_ADDRESS = 1 << 64
+_MOST_OFFSET = (1 << 63) - 1
+"""Offsets are signed."""
+
 _UNREACHABLE = re.compile(r"(metal|mps|xpu|hpu)\b")
 
 
@@ -35,6 +39,18 @@ def check_location(location: str, reachable: frozenset[str]) -> None:
         raise TransferError(
             "rejected", f"this transport cannot reach memory at {location}; it reaches {', '.join(sorted(reachable))}"
         )
+
+
+def check_remote(region: RemoteRegion) -> None:
+    """Check what a peer says of a region, before an engine is given any of it.
+
+    Raises:
+        TransferError: there is no such memory.
+    """
+    if _LOCATION.fullmatch(region.location) is None:
+        raise TransferError("rejected", f"a peer's region lies at {region.location[:40]!r}, which is no location")
+    if region.addr < 0 or not 0 < region.length <= _MOST_ADDRESS - region.addr or region.length > _MOST_OFFSET:
+        raise TransferError("rejected", f"a peer's region of {region.length} bytes at {region.addr} cannot be")
 
 
 class Lease:

@@ -26,7 +26,7 @@ from sglang_lite.transfer.base import (
     SpanBatch,
     TransferError,
 )
-from sglang_lite.transfer.leases import Lease, RegionTable
+from sglang_lite.transfer.leases import Lease, RegionTable, check_remote
 from sglang_lite.transfer.submission import check_submission
 from sglang_lite.transfer.tcp_peer import TcpPeer, TcpTransfer
 from sglang_lite.transfer.tcp_receiver import Receiver
@@ -201,5 +201,7 @@ def decode_description(description: bytes, engine: str, version: str) -> Descrip
         )
     if len(told.instance) != 32 or not told.instance.isascii():
         raise TransferError("rejected", "a peer's description names no instance")
+    for region in told.regions:
+        check_remote(region)
     del version  # told for logs; a difference is the engine's to refuse
     return told

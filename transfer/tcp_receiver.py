@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -89,7 +90,7 @@ class Receiver:
         self._deliver = deliver
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._connections: set[_Connection] = set()
+        self._connections: dict[_Connection, None] = {}  # in the order of their arrival
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self._listener.settimeout(CALL_SECONDS)
@@ -126,17 +127,35 @@ class Receiver:
                     logger.warning("tcp transfer: accept failed: %s", error)
                     self._closing.wait(CALL_SECONDS)
                     continue
-                with self._lock:
-                    if len(self._connections) >= _MOST_CONNECTIONS:
-                        sock.close()
-                        continue
-                    connection = _Connection(sock, self._closing)
-                    thread = threading.Thread(
-                        target=self._serve, args=(connection,), name="tcp transfer receiver", daemon=True
-                    )
-                    connection.thread = thread
-                    self._connections.add(connection)
-                    thread.start()
+                self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        """Serve a connection. Where there are too many, one that has not said yet who it is gives way."""
+        connection = _Connection(sock, self._closing)
+        thread = threading.Thread(target=self._serve, args=(connection,), name="tcp transfer receiver", daemon=True)
+        connection.thread = thread
+        with self._lock:
+            if len(self._connections) >= _MOST_CONNECTIONS and not self._expel_a_stranger():
+                sock.close()
+                return
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads: what is connected goes on
+                logger.warning("tcp transfer: a connection cannot be served: %s", error)
+                sock.close()
+                return
+            self._connections[connection] = None
+
+    def _expel_a_stranger(self) -> bool:
+        """End the oldest connection without a greeting; whether there is one. Peers greet at once."""
+        stranger = next((connection for connection in self._connections if not connection.sender), None)
+        if stranger is None:
+            return False
+        stranger.is_expelled = True
+        del self._connections[stranger]
+        with contextlib.suppress(OSError):  # it may be broken already
+            stranger.sock.shutdown(socket.SHUT_RDWR)
+        return True
 
     def _serve(self, connection: _Connection) -> None:
         sock = connection.sock
@@ -147,6 +166,8 @@ class Receiver:
                 sender = self._greet(sock)
                 if sender is not None:
                     with self._lock:
+                        if connection.is_expelled:
+                            return
                         connection.sender = sender
                     sock.settimeout(CALL_SECONDS)
                     while True:
@@ -155,7 +176,7 @@ class Receiver:
             pass  # the sender hears of it by the end of the connection
         finally:
             with self._lock:
-                self._connections.discard(connection)
+                self._connections.pop(connection, None)
 
     def _greet(self, sock: socket.socket) -> str | None:
         """The instance of the sender; None when it means somebody else. Ends a connection that says nothing."""

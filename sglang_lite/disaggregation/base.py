@@ -10,17 +10,20 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
 from sglang_lite.disaggregation.distributions import Distribution, add
-from sglang_lite.types import Int32Array, TransferParams
+from sglang_lite.types import FinishCode, Int32Array, TransferParams
 
 FAKE_HOST = "2.2.2.2"
 """A bootstrap host that nobody has: sessions with it succeed at once, without a peer (warm-up, health checks)."""
 
 MAX_ROOM = (1 << 63) - 1
+
+TokenId = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)]
+"""A token of some vocabulary; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,13 @@ class FirstToken:
         top_logprobs, token_ids_logprobs: (log-probability, token) pairs at its position.
     """
 
-    token: int
-    cached_tokens: int = 0
-    finish_code: int = 0
-    matched: int = -1
+    token: TokenId
+    cached_tokens: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)] = 0
+    finish_code: Annotated[int, msgspec.Meta(ge=0, le=int(max(FinishCode)))] = 0
+    matched: TokenId = -1
     logprob: float | None = None
-    top_logprobs: tuple[tuple[float, int], ...] = ()
-    token_ids_logprobs: tuple[tuple[float, int], ...] = ()
+    top_logprobs: tuple[tuple[float, TokenId], ...] = ()
+    token_ids_logprobs: tuple[tuple[float, TokenId], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

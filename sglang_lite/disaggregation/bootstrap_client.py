@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from typing import Annotated
 
 import aiohttp
 import msgspec
@@ -21,6 +22,16 @@ _HEALTH = aiohttp.ClientTimeout(total=5.0, sock_connect=2.0, sock_read=3.0)
 _QUERY = aiohttp.ClientTimeout(total=_ATTEMPT_SECONDS)
 
 
+_MOST_BYTES = 4 << 20
+"""Of an answer: the longest are those about thousands of ranks."""
+
+_Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+
+
+_FAILURES = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
+"""Of a call. The last one: names that no host can have."""
+
+
 class HandshakeError(Exception):
     """A bootstrap server gives no usable answer."""
 
@@ -28,22 +39,22 @@ class HandshakeError(Exception):
 class TopologyInfo(msgspec.Struct, frozen=True):
     """The answer about all ranks."""
 
-    attn_tp_size: int
-    dp_size: int
+    attn_tp_size: _Size
+    dp_size: _Size
     page_size: int | None = None
     kv_cache_dtype: str | None = None
     kv_layout: str | None = None
     follow_bootstrap_room: bool = True
-    attn_cp_size: int = 1
-    pp_size: int = 1
+    attn_cp_size: _Size = 1
+    pp_size: _Size = 1
     instances: list[str] = []
 
 
 class RankAddress(msgspec.Struct, frozen=True):
     """The answer about one rank; ``instance`` says which process it is, if it tells."""
 
-    rank_ip: str
-    rank_port: int
+    rank_ip: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+    rank_port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     instance: str | None = None
 
 
@@ -66,14 +77,16 @@ class BootstrapClient:
         return msgspec.json.decode(await self._route(host, port, dp, 0, tp, 0), type=RankAddress)
 
     async def dp_rank_of(self, host: str, port: int, room: int) -> int | None:
-        """The replica that has a room, or None. Raises HandshakeError."""
+        """The replica that has a room, or None. Raises HandshakeError, or msgspec.MsgspecError for another form."""
         body = {"bootstrap_rooms": [room]}
         try:
-            async with self._session.post(_url(host, port, "/query_dp_ranks"), json=body) as response:
-                found = await response.json()
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            async with self._session.post(
+                _url(host, port, "/query_dp_ranks"), json=body, allow_redirects=False
+            ) as response:
+                answer = await _read(response)
+        except _FAILURES as error:
             raise HandshakeError(f"bootstrap server {host}:{port}: {_why(error)}") from error
-        return found.get(str(room)) if isinstance(found, dict) else None
+        return msgspec.json.decode(answer, type=dict[str, int]).get(str(room))
 
     async def tell_room(self, host: str, port: int, room: int, dp_rank: int) -> None:
         """Say which replica has a room. Raises HandshakeError."""
@@ -81,7 +94,7 @@ class BootstrapClient:
         try:
             async with self._session.post(_url(host, port, "/register_dp_rank"), json=body) as response:
                 response.raise_for_status()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except _FAILURES as error:
             raise HandshakeError(f"bootstrap server {host}:{port}: {_why(error)}") from error
 
     async def health(self, host: str, port: int) -> str | None:
@@ -89,7 +102,7 @@ class BootstrapClient:
         try:
             async with self._session.get(_url(host, port, "/health"), timeout=_HEALTH) as response:
                 return response.headers.get(INSTANCE_HEADER, "") if response.status == 200 else None
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except _FAILURES:
             return None
 
     async def register(self, host: str, port: int, rank: Rank) -> None:
@@ -113,25 +126,35 @@ class BootstrapClient:
                     if response.status == 400:
                         raise HandshakeError(f"bootstrap server {host}:{port} refuses this rank: {text}")
                     why = f"{response.status} {text[:200]}"
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except _FAILURES as error:
                 why = _why(error)
         raise HandshakeError(f"bootstrap server {host}:{port} took no registration in {ATTEMPTS} attempts: {why}")
 
     async def _route(self, host: str, port: int, dp: int, cp: int, tp: int, pp: int) -> bytes:
         query = {"prefill_dp_rank": dp, "prefill_cp_rank": cp, "target_tp_rank": tp, "target_pp_rank": pp}
         try:
-            async with self._session.get(_url(host, port, "/route"), params=query) as response:
-                body = await response.read()
+            async with self._session.get(_url(host, port, "/route"), params=query, allow_redirects=False) as response:
+                body = await _read(response)
                 if response.status != 200:
                     text = body[:300].decode(errors="replace")
                     raise HandshakeError(f"bootstrap server {host}:{port} answers {response.status}: {text}")
                 return body
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except _FAILURES as error:
             raise HandshakeError(f"bootstrap server {host}:{port}: {_why(error)}") from error
 
 
 def _url(host: str, port: int, path: str) -> str:
     return f"http://[{host}]:{port}{path}" if ":" in host else f"http://{host}:{port}{path}"
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The body. Raises OSError: it is longer than any that is meant for us."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            raise OSError(f"its answer has more than {_MOST_BYTES} bytes")
+    return bytes(body)
 
 
 def _why(error: BaseException) -> str:

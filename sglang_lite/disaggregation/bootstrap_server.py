@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -16,7 +17,7 @@ INSTANCE_HEADER = "X-Instance-Id"
 
 class _RoomRank(msgspec.Struct):
     bootstrap_room: int
-    dp_rank: int
+    dp_rank: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 
 
 class _Rooms(msgspec.Struct):

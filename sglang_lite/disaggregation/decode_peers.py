@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from sglang_lite.disaggregation.frames import Register
 from sglang_lite.disaggregation.pairing import PairingError, num_decode_ranks
 from sglang_lite.disaggregation.pool_memory import PageShare
 from sglang_lite.disaggregation.prefill_state import DecodePeer
 from sglang_lite.disaggregation.recent import Recent
 from sglang_lite.disaggregation.worker import SessionWorker
-from sglang_lite.transfer.base import TransferError
+from sglang_lite.transfer.base import Description, TransferError
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +31,17 @@ class DecodePeers:
         return instance in self._peers
 
     def get(self, instance: str) -> DecodePeer | None:
-        """The rank with that instance."""
-        return self._peers.get(instance)
+        """The rank with that instance, with a link that is open; None where there is none."""
+        peer = self._peers.get(instance)
+        if peer is None:
+            return None
+        try:
+            # The one that it registered by may have made room for others.
+            peer.link = self._worker.link_to(peer.told.ip, peer.told.port, instance)
+        except OSError as error:
+            logger.warning("decode server %s:%d cannot be served: %s", peer.told.ip, peer.told.port, error)
+            return None
+        return peer
 
     def why_refused(self, instance: str) -> str | None:
         """Why its registration was not taken, if that is so."""
@@ -40,6 +51,7 @@ class DecodePeers:
         """A decode rank says who it is and where its pool lies."""
         worker = self._worker
         try:
+            _check_owner(told)
             peer = worker.transport.connect(told.description)
             share = self._share(told)
             page_bytes = share.num_rows * share.peer_row
@@ -80,3 +92,13 @@ class DecodePeers:
             if not peer.link.users:
                 self.remove(instance)
                 return
+
+
+def _check_owner(told: Register) -> None:
+    """Raises TransferError: the description is of another rank, whose connection would be changed by it."""
+    try:
+        owner = msgspec.msgpack.decode(told.description, type=Description).instance
+    except msgspec.MsgspecError as error:
+        raise TransferError("rejected", f"its description is malformed: {error}") from error
+    if owner != told.instance:
+        raise TransferError("rejected", "its description is of another instance")

@@ -236,9 +236,13 @@ class DecodeWorker(SessionWorker):
                 self._endings.fail(session, 500, "timeout", f"no KV after {waited:.1f} s in {session.state.name}")
                 continue
             for source in session.sources:
-                if not source.is_acknowledged and now - source.request_sent > self.options.resend:
+                waited = now - source.request_sent
+                if not source.is_acknowledged and waited > self.options.resend:
                     self.counts["retries"] += 1
                     self._register(source.link)
+                    self._send_request(session, source, now)
+                elif waited > self.options.heartbeat_interval:
+                    # That the session has ended there may have been lost with a connection; then this asks again.
                     self._send_request(session, source, now)
         self._endings.look_after(now)
 

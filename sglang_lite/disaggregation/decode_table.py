@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 
 from sglang_lite.disaggregation.decode_state import DecodeSession
 from sglang_lite.disaggregation.recent import Recent
 
 MOST_FINISHED = 1 << 14
+_RANDOM_BITS = 60
 
 
 class DecodeTable:
@@ -29,10 +31,11 @@ class DecodeTable:
         self.over: dict[int, DecodeSession] = {}
         self.generations: dict[int, DecodeSession] = {}
         self.finished: Recent[int, str] = Recent(MOST_FINISHED)
-        self._numbers = itertools.count(1)
+        # What is still said to the process that had this address before must not mean a session of this one.
+        self._numbers = itertools.count(1 + secrets.randbits(_RANDOM_BITS))
 
     def next_generation(self) -> int:
-        """A number that no session of this process had."""
+        """A number that no session had, of this process or of one before it at its address."""
         return next(self._numbers)
 
     def note_registered(self, instance: str) -> None:

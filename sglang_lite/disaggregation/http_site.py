@@ -10,6 +10,10 @@ from aiohttp import web
 
 T = TypeVar("T")
 
+_IDLE_SECONDS = 75.0
+_BODY_SECONDS = 60.0
+"""What a connection without a request, and a body, may take: each holds a file descriptor meanwhile."""
+
 
 class HttpSite:
     """Serves an application between ``start`` and ``stop``.
@@ -31,7 +35,9 @@ class HttpSite:
         Raises:
             OSError: the port is taken, or the address is not of this machine.
         """
-        runner = web.AppRunner(self._app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+        runner = web.AppRunner(
+            self._app, access_log=None, handle_signals=False, shutdown_timeout=0.5, keepalive_timeout=_IDLE_SECONDS
+        )
         await runner.setup()
         try:
             await web.TCPSite(runner, self._host, self._wanted).start()
@@ -40,6 +46,11 @@ class HttpSite:
             raise
         self._runner = runner
         self.port = runner.addresses[0][1]
+
+    @property
+    def server(self) -> web.Server | None:
+        """Of its connections; None while it does not serve."""
+        return None if self._runner is None else self._runner.server
 
     async def stop(self) -> None:
         """Stop listening; may be called again."""
@@ -53,9 +64,14 @@ async def read_json(request: web.Request, kind: type[T]) -> T:
 
     Raises:
         web.HTTPBadRequest: it is not.
+        web.HTTPRequestTimeout: it does not come to its end.
     """
     try:
-        return msgspec.json.decode(await request.read(), type=kind)
+        async with asyncio.timeout(_BODY_SECONDS):
+            body = await request.read()
+        return msgspec.json.decode(body, type=kind)
+    except TimeoutError as error:
+        raise web.HTTPRequestTimeout(text=f"{request.method} {request.path}: the body took too long") from error
     except msgspec.MsgspecError as error:
         raise web.HTTPBadRequest(text=f"{request.method} {request.path}: {error}") from error
 

@@ -13,6 +13,9 @@ MOST_QUEUED = 10_000
 
 PROBE_SECONDS = 0.3
 
+MOST_UNUSED = 1024
+"""Connections without a session that are kept: whoever reaches a port can ask for answers to many addresses."""
+
 
 class Presence(enum.Enum):
     """What a look at a peer's port says."""
@@ -68,7 +71,9 @@ class Link:
         self.users.add(user)
 
     def send(self, frames: list[bytes]) -> bool:
-        """Queue a message; False when its queue is full (the caller's timers try again)."""
+        """Queue a message; False when its queue is full (the caller's timers try again), or the link is closed."""
+        if self._socket.closed:
+            return False
         with contextlib.suppress(zmq.Again):
             self._socket.send_multipart(frames, zmq.NOBLOCK)
             return True
@@ -112,7 +117,7 @@ class LinkTable:
         return link
 
     def others_at(self, link: Link) -> list[Link]:
-        """Links to processes that had this address before: a port has one owner, so those are gone."""
+        """Links to other processes with the same address."""
         if not link.instance:
             return []
         return [
@@ -141,7 +146,7 @@ class LinkTable:
         self._by_instance.clear()
 
     def _make_room(self) -> None:
-        if len(self._links) < self._most:
+        if len(self._links) < min(self._most, MOST_UNUSED):
             return
         for key, link in self._links.items():
             if not link.users:
@@ -150,7 +155,8 @@ class LinkTable:
                 if self._by_instance.get(link.instance) is link:
                     del self._by_instance[link.instance]
                 return
-        raise OSError(f"{self._most} connections to peers are in use; raise SGLANG_DISAGGREGATION_ZMQ_MAX_SOCKETS")
+        if len(self._links) >= self._most:
+            raise OSError(f"{self._most} connections to peers are in use; raise SGLANG_DISAGGREGATION_ZMQ_MAX_SOCKETS")
 
 
 def bind_inbox(inbox: zmq.Socket[bytes], host: str, ports: tuple[int, int] | None) -> int:
@@ -183,7 +189,7 @@ async def look(ip: str, port: int) -> Presence:
             _, writer = await asyncio.open_connection(ip, port)
     except ConnectionRefusedError:
         return Presence.GONE
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, UnicodeError):  # the last one: a name that no host can have
         return Presence.UNKNOWN
     writer.close()
     return Presence.LISTENS

@@ -189,7 +189,10 @@ class PrefillWorker(SessionWorker):
             why = f"{len(request.pages)} pages are more than the {self.memory.num_pages} that a prompt can have here"
             self._endings.answer(request, State.FAILED, "handshake", why)
             return
-        if self._table.find(name) is not None or self._table.finished.get(name) is not None:
+        end = self._table.finished.get(name)
+        if end is State.FAILED:
+            self._endings.answer(request, end, "peer_failed", "this session has ended")
+        if end is not None or self._table.find(name) is not None:
             return  # it was sent again, or comes late
         if self._table.attempts.get(request.attempt) is not None:
             self._endings.answer(request, State.FAILED, "peer_failed", "another rank has ended this session")

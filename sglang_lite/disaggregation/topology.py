@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
@@ -12,26 +13,30 @@ MOST_ROOMS = 1 << 17
 MOST_RANKS = 1 << 14
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
 class Rank(msgspec.Struct, frozen=True):
     """The body of ``PUT /route``. ``instance`` and ``kv_layout`` let peers tell a restart and a misfit."""
 
-    attn_tp_size: int
-    attn_tp_rank: int
-    attn_cp_size: int
-    attn_cp_rank: int
-    attn_dp_size: int
-    attn_dp_rank: int
-    pp_size: int
-    pp_rank: int
-    system_dp_size: int
-    system_dp_rank: int
+    attn_tp_size: _Count
+    attn_tp_rank: _Count
+    attn_cp_size: _Count
+    attn_cp_rank: _Count
+    attn_dp_size: _Count
+    attn_dp_rank: _Count
+    pp_size: _Count
+    pp_rank: _Count
+    system_dp_size: _Count
+    system_dp_rank: _Count
     rank_ip: str
-    rank_port: int
-    page_size: int | None = None
+    rank_port: _Port
+    page_size: _Count | None = None
     kv_cache_dtype: str | None = None
     kv_layout: str | None = None
     load_balance_method: str | None = None
-    prefill_http_port: int | None = None
+    prefill_http_port: _Port | None = None
     decode_allocation_policy: str | None = None
     enable_dsa_cache_layer_split: bool | None = None
     enable_kv_cache_sharding: bool | None = None

@@ -269,24 +269,40 @@ class SessionWorker(abc.ABC):
     def _watch(self, link: Link, now: float) -> None:
         link.send(Alive(self.instance).frames())
         silent = now - link.last_heard
-        if silent > self.options.silence and not link.is_probing and not link.is_gone:
-            link.is_probing = True
-            self.spawn(self._probe(link))
+        if silent > self.options.silence and not link.is_gone:
+            heard_since = link.last_word + self.options.silence
+            if any(other.last_word > heard_since for other in self.links.others_at(link)):
+                self.bury(link)
+            elif not link.is_probing:
+                link.is_probing = True
+                self.spawn(self._probe(link))
         too_long = self.options.heartbeat_interval * self.options.heartbeat_max_failure
         if silent > too_long and not link.is_lost and not link.is_gone:
             link.is_lost = True
             self.on_lost(link, False)
 
     def link_to(self, ip: str, port: int, instance: str) -> Link:
-        """The link to a peer. Whoever had its address before is gone.
+        """The link to a peer. Whoever had its address before, and says nothing any more, is gone.
 
         Raises:
             OSError: there are too many, or the address is none.
         """
         link = self.links.get(ip, port, instance, self.loop.time())
-        for other in self.links.others_at(link) if not link.users else []:
-            self.bury(other)
+        if not link.users:
+            self._bury_others_at(link, self.loop.time())
         return link
+
+    def _bury_others_at(self, link: Link, now: float) -> None:
+        """A port has one owner: a peer that is heard while others at its address are silent has taken it over.
+
+        One that is not silent lives: then it is this one that somebody made up, or that was gone before its last words
+        were read.
+        """
+        if now - self._last_tick > _LATE_SECONDS:
+            return  # what the others said is still to be read
+        for other in self.links.others_at(link):
+            if now - other.last_heard > self.options.silence:
+                self.bury(other)
 
     def bury(self, link: Link) -> None:
         """Its process is gone."""

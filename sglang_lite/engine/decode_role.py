@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sglang_lite.disaggregation.base import DecodeSessions, KVArrived, KVFailed, KVQuiesced, SessionStats
+from sglang_lite.disaggregation.base import DecodeSessions, FirstToken, KVArrived, KVFailed, KVQuiesced, SessionStats
 from sglang_lite.disaggregation.distributions import Distributions, add
 from sglang_lite.engine.roles import code_of, logprob_record
 from sglang_lite.scheduler.scheduler import Scheduler
@@ -19,12 +19,14 @@ class DecodeRole:
 
     Args:
         fallback: compute prompts here whose prefill server fails.
+        vocab_size: of the model: first tokens from elsewhere are compared with it.
     """
 
-    def __init__(self, scheduler: Scheduler, sessions: DecodeSessions, *, fallback: bool) -> None:
+    def __init__(self, scheduler: Scheduler, sessions: DecodeSessions, *, fallback: bool, vocab_size: int) -> None:
         self._scheduler = scheduler
         self._sessions = sessions
         self._fallback = fallback
+        self._vocab_size = vocab_size
         self._unopened: dict[int, TransferParams] = {}
         self._open: set[int] = set()
         self._waiting_since: dict[int, float] = {}
@@ -119,8 +121,23 @@ class DecodeRole:
                 continue  # it was given up meanwhile, and its pages come back when the peer is quiet
             self._open.discard(event.key)
             first = event.first
+            if wrong := self._unknown_token(first):
+                self._scheduler.fail_request(event.key, FinishCode.ERROR, wrong, now)
+                self._scheduler.release_hold(event.key)
+                continue
             code, records = FinishCode(first.finish_code), logprob_record(event.key, first)
             self._scheduler.join(event.key, first.token, code, first.matched, first.cached_tokens, records, now)
+
+    def _unknown_token(self, first: FirstToken) -> str:
+        """What is wrong with tokens that another model has chosen, perhaps; "" for nothing."""
+        pairs = (*first.top_logprobs, *first.token_ids_logprobs)
+        largest = max(first.token, *(token for _, token in pairs), -1)
+        if largest < self._vocab_size:
+            return ""
+        return (
+            f"the prefill server hands over token {largest}, but the vocabulary here has {self._vocab_size}; both must "
+            f"serve the same model"
+        )
 
     def _failed(self, event: KVFailed, now: float) -> None:
         if event.key in self._open:

@@ -20,4 +20,5 @@ def make_role(config: ServerConfig, parts: CoreParts) -> PrefillRole | DecodeRol
     if isinstance(worker, PrefillWorker):
         return PrefillRole(parts.scheduler, start_prefill(worker, parts.ranks))
     fallback = config.disaggregation_fallback == "local"
-    return DecodeRole(parts.scheduler, start_decode(worker, parts.ranks), fallback=fallback)
+    sessions = start_decode(worker, parts.ranks)
+    return DecodeRole(parts.scheduler, sessions, fallback=fallback, vocab_size=parts.info.vocab_size)

@@ -83,6 +83,8 @@ def join(state: SchedulerState, key: int, token: int, code: FinishCode, matched:
     request.cached_tokens = cached_tokens
     if code == FinishCode.RUNNING and request.max_new_tokens <= 1:
         code = FinishCode.LENGTH
+    if code == FinishCode.RUNNING and token < 0:
+        code = FinishCode.ERROR
     if code == FinishCode.RUNNING and request.matcher is not None and not request.matcher.accept(token):
         code = FinishCode.ERROR
     state.counters.generated_tokens += token >= 0

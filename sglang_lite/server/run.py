@@ -116,6 +116,8 @@ async def _serve(config: ServerConfig, command: Sequence[str]) -> int:
     started_at = time.monotonic()
     signals = ShutdownSignals()
     signals.install()
+    if config.is_disaggregated:
+        raise_file_limit()  # of the engine core too, which inherits it: its peers connect to it
     # Before the engine, which registers there, and until it has ended.
     async with transfer_sites(config) as sites:
         return await _serve_engine(sites, command, signals, started_at)

@@ -115,6 +115,8 @@ def _host(value: Any, config: ServerConfig) -> str:
             return config.host  # this server itself: nobody asks
         raise RequestError(f"{name} is missing: a decode server must know where the prefill server is", field=name)
     host = read_str(name, value)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]  # as an address of IPv6 stands in a URL
     if _HOST.fullmatch(host) is None or host == FAKE_HOST:
         raise RequestError(f"{name} must be a host name or an address, got {shorten(host)!r}", field=name)
     return host

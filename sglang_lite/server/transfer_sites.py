@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from sglang_lite.config import ServerConfig
 from sglang_lite.disaggregation.bootstrap_server import bootstrap_site
 from sglang_lite.disaggregation.engine_info import EngineInfoTable, engine_info_site
 from sglang_lite.disaggregation.http_site import HttpSite
+from sglang_lite.server.silent_clients import close_silent_clients
 from sglang_lite.types import StartupError
 
 
@@ -43,6 +45,9 @@ async def transfer_sites(config: ServerConfig) -> AsyncIterator[TransferSites]:
         for site, flag in ((bootstrap, "--disaggregation-bootstrap-port"), (infos, "--engine-info-bootstrap-port")):
             await _start(site, config.host, flag)
             stack.push_async_callback(site.stop)
+            if site.server is not None:
+                closing = asyncio.create_task(close_silent_clients(site.server))
+                stack.callback(closing.cancel)
         ports = {"disaggregation_bootstrap_port": bootstrap.port, "engine_info_bootstrap_port": infos.port}
         yield TransferSites(config.resolved(**ports), table)
 

@@ -91,7 +91,7 @@ class PlayedSide:
         self.sessions = wire.join(self, kind)
         role: Any = PrefillRole(self.scheduler, self.sessions)
         if kind == "decode":
-            role = DecodeRole(self.scheduler, self.sessions, fallback=fallback)
+            role = DecodeRole(self.scheduler, self.sessions, fallback=fallback, vocab_size=VOCABULARY)
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, FinishCode] = {}
         self._transport = LocalTransport(self._take, lambda event: None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import zmq
 
 from sglang_lite.disaggregation.base import Event, FirstToken, KVArrived, KVFailed, KVQuiesced, KVSent, PeerReady
 from sglang_lite.disaggregation.bootstrap_server import bootstrap_site
@@ -166,3 +167,14 @@ class Pair:
         side = Side(worker, pool)
         self._sides.append(side)
         return side
+
+
+def say(side: Side, all_frames: list[list[bytes]]) -> None:
+    """Messages to a worker's port, as anybody can send them."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    out = context.socket(zmq.PUSH)
+    out.connect(f"tcp://127.0.0.1:{side.worker.port}")
+    for frames in all_frames:
+        out.send_multipart(frames)
+    out.close(5000)
+    context.term()

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import zmq
 
 from sglang_lite.disaggregation import frames as wire
 from sglang_lite.disaggregation.base import MAX_ROOM, FirstToken, KVFailed, PeerReady
@@ -20,7 +19,7 @@ from sglang_lite.disaggregation.states import State
 from sglang_lite.transfer import tcp_receiver
 from sglang_lite.transfer.base import Description
 from sglang_lite.transfer.tcp_wire import GREETING_BYTES, HEADER, MAGIC, Header, table
-from tests.support.session_pair import PAGE_BYTES, PAGE_SIZE, Pair, Side
+from tests.support.session_pair import PAGE_BYTES, PAGE_SIZE, Pair, Side, say
 
 ADDRESSES = ("127.0.0.1", "", "\0", "300.1.1.1", "a b", "::1", "[::1]", "*", "x" * 300, "é", "127.0.0.1:1;127.0.0.2")
 NAMES = ("", "x", "\0", "é" * 100, "0" * 32)
@@ -65,16 +64,6 @@ def damaged(chance: random.Random, frames: list[bytes]) -> list[bytes]:
             return frames * 2
         case _:
             return frames
-
-
-def say(side: Side, all_frames: list[list[bytes]]) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    out = context.socket(zmq.PUSH)
-    out.connect(f"tcp://127.0.0.1:{side.worker.port}")
-    for frames in all_frames:
-        out.send_multipart(frames)
-    out.close(5000)
-    context.term()
 
 
 def watch_faults(side: Side) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ class Side:
         self.sessions = Played()
         role: Any = PrefillRole(self.scheduler, self.sessions)
         if kind == "decode":
-            role = DecodeRole(self.scheduler, self.sessions, fallback=fallback)
+            role = DecodeRole(self.scheduler, self.sessions, fallback=fallback, vocab_size=30)
         self.rows: list[OutputColumns] = []
         self.transport = LocalTransport(self.rows.append, lambda event: None)
         self.core = EngineCore(self.scheduler, self.executor, self.transport, role=role)
@@ -283,3 +283,17 @@ def test_who_gets_pages_first(options: dict[str, Any], order: list[int]) -> None
         assert side.sessions.told[-1] == ("open", key)
         side.turn(KVArrived(key, FirstToken(3)))
     assert side.ends == [FinishCode.LENGTH] * 4 and side.used_pages == 0
+
+
+@pytest.mark.parametrize(
+    "first",
+    [FirstToken(30), FirstToken(-1), FirstToken(3, logprob=-0.5, top_logprobs=((-0.5, 30),), token_ids_logprobs=())],
+)
+def test_a_first_token_of_another_model(first: FirstToken) -> None:
+    """One request fails and says why, before the model is fed a token that it does not have."""
+    decode = Side("decode")
+    decode.request(1, 6)
+    decode.request(2, 1)
+    decode.turn(KVArrived(1, first), KVArrived(2, FirstToken(alone(1)[0])))
+    assert sorted(decode.ends) == [FinishCode.LENGTH, FinishCode.ERROR]
+    assert decode.used_pages == 0
