@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import grpc
 from aiohttp import web
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
@@ -23,12 +25,12 @@ from sglang_lite.rpc.native_service import NativeService
 from sglang_lite.rpc.open_services import HealthService, ReflectionService
 from sglang_lite.rpc.scheduler_service import SchedulerService
 from sglang_lite.rpc.sidecar import make_sidecar
-from sglang_lite.rpc.status import with_status
+from sglang_lite.rpc.status import Call, Handler, with_status
 from sglang_lite.server.app import make_app
 from sglang_lite.server.context import ServerContext
 from sglang_lite.server.health_routes import is_serving
 from sglang_lite.server.tls import Certificates
-from sglang_lite.types import StartupError
+from sglang_lite.types import RequestError, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +73,26 @@ def method_handlers(descriptor: Any, servicer: object) -> dict[str, grpc.RpcMeth
             continue
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
         handlers[method.name] = make(
-            with_status(handler),
-            request_deserializer=GetMessageClass(method.input_type).FromString,
+            with_status(_decoding(handler, GetMessageClass(method.input_type))),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
     return handlers
+
+
+def _decoding(handler: Handler, kind: Any) -> Handler:
+    """``handler`` for the bytes of a message: those that are none are the caller's error, which grpc tells as one of
+    the server."""
+
+    @functools.wraps(handler)
+    async def run(data: bytes, call: Call) -> Any:
+        try:
+            request = kind.FromString(data)
+        except DecodeError as error:
+            message = f"failed to decode Protobuf message: {kind.DESCRIPTOR.full_name}: {error}"
+            raise RequestError(message, status=400) from None
+        return await handler(request, call)
+
+    return run
 
 
 class GrpcServer:

@@ -364,6 +364,20 @@ async def test_strangers_take_few_places(clients: GrpcClients, monkeypatch: pyte
         again.cancel()
 
 
+@pytest.mark.parametrize("data", [b"\x0a\x02\xff\xfe", b"\xff" * 50, b"\x0a\xff\xff\xff\xff\x0f"])
+async def test_messages_that_are_none(clients: GrpcClients, data: bytes) -> None:
+    """Text that is no UTF-8 among them."""
+    service = "/sglang.runtime.v1.SglangService"
+    for call in (
+        clients.channel.unary_stream(f"{service}/TextGenerate")(data),
+        clients.channel.unary_unary(f"{service}/Tokenize")(data),
+        clients.channel.unary_stream("/sglang.grpc.scheduler.SglangScheduler/Generate")(data),
+    ):
+        code, message = await refused(call)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert message.startswith("failed to decode Protobuf message: sglang.")
+
+
 async def test_metadata_may_be_as_long_as_headers(clients: GrpcClients) -> None:
     metadata = tuple((f"x-note-{number}", "a" * 5000) for number in range(4))
     assert (await clients.native.GetModelInfo(pb.GetModelInfoRequest(), metadata=metadata)).model_path
