@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from sglang_lite.router.call import BEGUN, REQUEST_ID, Call
-from sglang_lite.router.errors import UNREACHABLE, RouterError, error_body, too_slow
+from sglang_lite.router.call import REQUEST_ID, Call
+from sglang_lite.router.errors import RouterError, error_body
 from sglang_lite.router.lease import Lease
 from sglang_lite.router.limited import stream_response
 from sglang_lite.router.migration import HEADER as RESUMABLE
 from sglang_lite.router.migration import Movement
+from sglang_lite.router.pair_side import Side
 from sglang_lite.router.race import Leg
 from sglang_lite.router.upstream import Begun, ByteStream, Upstream, check_status
 from sglang_lite.router.workers import Worker
@@ -29,8 +30,8 @@ _RETURNED = (
 )
 RETRIED = frozenset({500, 503})
 """Statuses of workers after which another one is tried."""
-SHUTTING_DOWN = 503
-BROKEN = "The worker ended before its answer was complete; what came is not all of it. Send the request again."
+FAULT, SHUTTING_DOWN = 500, 503
+BROKEN = "The worker ended before its answer was complete."
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +48,21 @@ async def exchange(
     worker: Worker,
     body: bytes,
     lease: Lease,
-    extra: dict[str, str] | None = None,
-    whole_stream: bool = False,
+    side: Side | None = None,
     moving: Movement | None = None,
     leg: Leg | None = None,
 ) -> tuple[web.StreamResponse | None, Reply | None]:
     """Send ``body`` to ``worker``: the streamed response, already sent, or the whole reply, not sent yet.
 
-    ``extra`` are headers for the worker and the client; ``whole_stream`` reads streams like any other reply.
-    With ``leg`` the answer goes on only if it is the first of its race to begin.
+    ``side`` is that of a pair. With ``leg`` the answer goes on only if it is the first of its race to begin.
 
     Raises:
         RouterError: upstream_unreachable or upstream_timeout, before anything went to the client, or in the middle of a
             stream that can move.
     """
     timeout = call.context.options.request_timeout_secs if leg is None else leg.seconds
-    headers = {**call.headers, **(extra or {})}
+    extra = {} if side is None else side.headers
+    headers = {**call.headers, **extra}
     if worker.api_key:
         headers["authorization"] = f"Bearer {worker.api_key}"
     if moving is not None:
@@ -74,8 +74,8 @@ async def exchange(
             ) as upstream:
                 check_status(upstream.status)
                 streamed = upstream.content_type == "text/event-stream" and upstream.status < 400
-                if streamed and not whole_stream:
-                    content = upstream.content if leg is None else await _begun(upstream, leg)
+                if streamed and (side is None or side.arrivals is not None):
+                    content = await _content(upstream, side, leg)
                     limit.reschedule(None)
                     if moving is not None and (RESUMABLE in upstream.headers or has_begun(moving)):
                         return await _movable_stream(call, upstream, content, lease, moving), None
@@ -84,25 +84,32 @@ async def exchange(
                     leg.claim(upstream.status)
                 data = await upstream.read()
                 kept = {name: upstream.headers[name] for name in _RETURNED if name in upstream.headers}
-                lease.judge(upstream.status < 500)
+                if side is None or upstream.status != FAULT:  # of a pair, either side may be the reason
+                    lease.judge(upstream.status < 500)
                 if upstream.status == SHUTTING_DOWN:
                     call.context.suspect(worker)
-                return None, Reply(upstream.status, {**kept, **(extra or {})}, data)
+                return None, Reply(upstream.status, {**kept, **extra}, data)
     except TimeoutError:
         if not limit.expired():
             raise
         if leg is None or not leg.is_hedge:  # a hedge had a part of the time
             lease.judge(False)
-        raise RouterError("upstream_timeout", too_slow(call.context.options.request_timeout_secs)) from None
+        seconds = call.context.options.request_timeout_secs
+        raise RouterError("upstream_timeout", f"The worker did not answer within {seconds:g} s.") from None
     except (aiohttp.ClientError, ConnectionError) as error:
         lease.judge(False)
         call.context.suspect(worker)
-        raise RouterError("upstream_unreachable", UNREACHABLE) from error
+        raise RouterError("upstream_unreachable", "The worker could not be reached.") from error
 
 
-async def _begun(upstream: Upstream, leg: Leg) -> ByteStream:
-    """A stream begins with its first part: there are servers that send the headers before they have done anything."""
+async def _content(upstream: Upstream, side: Side | None, leg: Leg | None) -> ByteStream:
+    """A stream. One that others may take the place of begins with its first part: there are servers that send the
+    headers before they have done anything."""
     content = upstream.content
+    if side is not None and side.arrivals is not None:
+        return await side.arrivals.begin(content)
+    if leg is None:
+        return content
     first = await content.readany()
     leg.claim(upstream.status)
     return Begun(first, content)
@@ -147,7 +154,7 @@ async def _begin_stream(call: Call, upstream: Upstream, extra: dict[str, str] | 
     headers = {**kept, REQUEST_ID: call.request_id, **(extra or {})}
     response = stream_response(call.request, upstream.status, headers)
     await response.prepare(call.request)
-    call.request[BEGUN] = response
+    call.request["stream"] = response
     return response
 
 

@@ -18,7 +18,7 @@ from sglang_lite.server.context import Phase, ServerContext
 from sglang_lite.server.front_workers import DRAIN, LOST, LOST_REPLICA, READY, FrontMessage
 from sglang_lite.server.heartbeat import watch_heartbeat
 from sglang_lite.server.peers import Peers
-from sglang_lite.server.run import drain, drain_seconds, listening
+from sglang_lite.server.run import drain, listening
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ async def _serve() -> int:
             if order.startswith(LOST):
                 engine.lose_core(order.removeprefix(LOST).decode().strip())
             if order:
-                await drain(context, _end_of(orders), drain_seconds(config) if order == DRAIN else 1.0)
+                await drain(context, _end_of(orders), config.drain_timeout if order == DRAIN else 1.0)
             return 0
     finally:
         await engine.close()

@@ -23,6 +23,7 @@ from sglang_lite.frontend.request_limits import LIMITS
 from sglang_lite.observability.progress import ProgressLine
 from sglang_lite.server.app import make_app
 from sglang_lite.server.context import Phase, ServerContext
+from sglang_lite.server.draining import wait_for_requests, wait_idle
 from sglang_lite.server.front_workers import FrontMessage, FrontWorkers
 from sglang_lite.server.health_routes import probe
 from sglang_lite.server.heartbeat import watch_heartbeat
@@ -44,7 +45,6 @@ _WATCH_SECONDS = 0.25
 _ABORT_SECONDS = 1.0
 """How long the engine gets to take the abort at a shutdown, and then clients to receive the end of their requests."""
 _SECRET_FLAGS = ("--api-key", "--admin-api-key", "--router-api-key", "--ssl-keyfile-password", "--tenants")
-PREFILL_DRAIN_SECONDS = 2.0
 EXIT_ENGINE_DIED = 3
 
 StopListening = Callable[[], Awaitable[None]]
@@ -164,10 +164,10 @@ async def _serve_engine(
             else:
                 workers.drain()
                 await stop_listening()
-                await drain(context, signals.immediate, drain_seconds(config))
+                await drain(context, signals.immediate, config.drain_timeout)
                 await _first(asyncio.create_task(workers.wait()), signals.immediate)
             context.phase = Phase.DRAINING
-            await _wait_idle(context, _ABORT_SECONDS)
+            await wait_idle(context, _ABORT_SECONDS)
             if context.tracer is not None:
                 await asyncio.to_thread(context.tracer.close)
             return EXIT_ENGINE_DIED if died else 0
@@ -349,18 +349,11 @@ async def _until_end(engine: AsyncEngine, workers: FrontWorkers, signals: Shutdo
     return True
 
 
-def drain_seconds(config: ServerConfig) -> float:
-    """How long running requests get. Those of a prefill server wait for others, who need to hear of its end soon."""
-    if config.disaggregation_mode == "prefill":
-        return min(config.drain_timeout, PREFILL_DRAIN_SECONDS)
-    return config.drain_timeout
-
-
 async def drain(context: ServerContext, immediate: asyncio.Event, timeout: float) -> None:
     """Let running requests finish, for at most ``timeout`` seconds or until ``immediate``; abort the others."""
     context.phase = Phase.DRAINING
     logger.info("shutting down: %d requests in flight, at most %g s", context.requests_in_flight, timeout)
-    idle = asyncio.create_task(_wait_idle(context, timeout))
+    idle = asyncio.create_task(wait_for_requests(context, timeout))
     await _first(idle, immediate)
     if context.requests_in_flight and context.engine.is_alive:
         logger.warning("aborting %d requests that are still running", context.requests_in_flight)
@@ -369,14 +362,6 @@ async def drain(context: ServerContext, immediate: asyncio.Event, timeout: float
                 await context.engine.abort_all()
         except (TimeoutError, RequestError) as error:
             logger.warning("the engine did not take the abort in time: %s", str(error) or "it is in a long step")
-
-
-async def _wait_idle(context: ServerContext, timeout: float) -> None:
-    try:
-        async with asyncio.timeout(timeout):
-            await context.idle.wait()
-    except TimeoutError:
-        pass
 
 
 def launch_command(arguments: list[str]) -> str:

@@ -6,12 +6,15 @@ import asyncio
 import time
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
+from sglang_lite.router import prefill_decode
+from sglang_lite.router.breaker import BreakerState
 from tests.router.test_pairs_and_control import decode, prefill
 from tests.router.test_proxy import CHAT, CHAT_PATH, code_of, fixed
-from tests.support.null_workers import NullWorker, router_over
+from tests.support.null_workers import Answer, NullWorker, router_over
 
 
 class Held(NullWorker):
@@ -102,6 +105,149 @@ async def test_a_probe_that_another_request_has_is_no_answer() -> None:
         await asyncio.sleep(0.1)
         answers = await asyncio.gather(*(router.post(CHAT_PATH, CHAT) for _ in range(2)))
         assert [answer[0] for answer in answers] == [200, 200], [code_of(one[2]) for one in answers if one[0] != 200]
+
+
+class Streaming(NullWorker):
+    """A decode worker that sends the headers of a stream at once, ``parts`` after ``go``, and the end after ``finish``;
+    ``left`` is set when its reader is gone before that."""
+
+    def __init__(self, *parts: bytes) -> None:
+        super().__init__(disaggregation_mode="decode")
+        self.go, self.finish = asyncio.Event(), asyncio.Event()
+        self.began, self.left = asyncio.Event(), asyncio.Event()
+        self._parts = parts
+        self.answer = self._stream
+
+    async def _stream(self, request: web.Request, data: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        self.began.set()
+        try:
+            await self.go.wait()
+            for part in self._parts:
+                await response.write(part)
+            await self.finish.wait()
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def failing_after(event: asyncio.Event, answer: Answer) -> NullWorker:
+    """A prefill worker that fails once ``event`` is set."""
+    worker = prefill()
+
+    async def fail(request: web.Request, data: bytes) -> web.StreamResponse:
+        await event.wait()
+        return await answer(request, data)
+
+    worker.answer = fail
+    return worker
+
+
+FIRST, SECOND = b'data: {"index":0,"text":"a"}\n\n', b'data: {"text":"b", "index": 1}\n\n'
+BATCH = {"text": ["x", "y"], "stream": True}
+CUT = fixed(200, b'data: {"index":0}\n\ndata: {"error":{}}\n\n', "text/event-stream")
+
+
+@pytest.mark.parametrize(("answer", "status"), [(fixed(500), 500), (drop, 502), (CUT, 502)])
+async def test_headers_of_decode_alone_are_no_answer(answer: Answer, status: int) -> None:
+    """The client gets the failure of prefill; with another pair it gets that one's answer, from a new room."""
+    stuck, well = Streaming(), Streaming(FIRST)
+    well.go.set()
+    well.finish.set()
+    async with router_over(failing_after(stuck.began, answer), stuck, disable_retries=True) as router:
+        async with asyncio.timeout(10):
+            assert (await router.post("/generate", {"text": "x", "stream": True}))[0] == status
+            await stuck.left.wait()
+        assert router.context.leases.total == 0
+    stuck = Streaming()
+    prefills = [failing_after(stuck.began, answer), prefill()]
+    async with router_over(*prefills, stuck, well, policy="round_robin") as router:
+        async with asyncio.timeout(10):
+            for _ in range(2):
+                body = (await router.post("/generate", {"text": "x", "stream": True}))[2]
+                assert body == FIRST + b"data: [DONE]\n\n"
+            await stuck.left.wait()
+        rooms = [msgspec.json.decode(seen[2])["bootstrap_room"] for one in (stuck, well) for seen in one.seen]
+        assert len(rooms) == len(set(rooms)) >= 3
+        assert router.context.leases.total == 0
+
+
+@pytest.mark.parametrize("answer", [fixed(500), drop, CUT])
+async def test_a_prompt_of_a_stream_that_is_never_computed(answer: Answer) -> None:
+    """Decode has begun with the other one, and would wait until its own limit."""
+    other = Streaming(FIRST)
+    other.go.set()
+    shown = asyncio.Event()
+    async with (
+        router_over(failing_after(shown, answer), other) as router,
+        router.session.post(router.url + "/generate", json=BATCH) as response,
+        asyncio.timeout(10),
+    ):
+        assert await response.content.readany() == FIRST
+        shown.set()
+        rest = await response.content.read()
+        assert b'"code":"upstream_unreachable"' in rest and b"[DONE]" not in rest
+        await other.left.wait()
+    assert router.context.leases.total == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [
+        (BATCH, (FIRST + SECOND[:20], SECOND[20:])),
+        ({"text": "x", "stream": True}, (b'data: {"text":"a"}\n\n',)),
+        ({"text": "x", "stream": True, "sampling_params": {"n": 2}}, (SECOND, FIRST)),
+        ({"text": ["x"], "stream": True, "sampling_params": [{"n": 2}]}, (FIRST, SECOND)),
+        ({"prompt": "x", "stream": True, "n": 2}, (FIRST, SECOND)),
+    ],
+)
+async def test_a_stream_with_all_its_pages_outlives_prefill(
+    body: dict[str, object], parts: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_decode, "_DECODE_SECONDS", 0.01)
+    other = Streaming(*parts)
+    other.go.set()
+    shown = asyncio.Event()
+    path = "/v1/completions" if "prompt" in body else "/generate"
+    async with (
+        router_over(failing_after(shown, drop), other) as router,
+        router.session.post(router.url + path, json=body) as response,
+        asyncio.timeout(10),
+    ):
+        got = b""
+        while len(got) < len(b"".join(parts)):
+            got += await response.content.readany()
+        shown.set()
+        (one,) = (worker for worker in router.context.registry.workers.values() if worker.role == "prefill")
+        while one.load:  # it has failed
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)  # and decode had its time to say something
+        other.finish.set()
+        assert got + await response.content.read() == b"".join(parts) + b"data: [DONE]\n\n"
+
+
+async def test_one_side_does_not_open_the_breaker_of_the_other() -> None:
+    """A prefill server that leaves makes its partners answer 500, which says nothing about them."""
+    leaving, other, last = prefill(), decode(), prefill()
+    leaving.answer = fixed(503)
+
+    def rooms_of(worker: NullWorker) -> set[int]:
+        return {msgspec.json.decode(seen[2])["bootstrap_room"] for seen in worker.seen}
+
+    async def answer(request: web.Request, data: bytes) -> web.StreamResponse:
+        room = msgspec.json.decode(data)["bootstrap_room"]
+        while room not in rooms_of(leaving) | rooms_of(last):
+            await asyncio.sleep(0.001)
+        return web.Response(status=500 if room in rooms_of(leaving) else 200, body=b"{}")
+
+    other.answer = answer
+    async with router_over(leaving, last, other, policy="round_robin", cb_failure_threshold=1) as router:
+        async with asyncio.timeout(20):
+            assert {(await router.post(CHAT_PATH, CHAT))[0] for _ in range(6)} == {200}
+        assert router.context.registry.workers[other.url].breaker.state is BreakerState.CLOSED
 
 
 async def test_a_client_that_leaves_while_prefill_is_waited_for() -> None:
