@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from sglang_lite.router.call import REQUEST_ID, Call
-from sglang_lite.router.errors import RouterError, error_body
+from sglang_lite.router.call import BEGUN, REQUEST_ID, Call
+from sglang_lite.router.errors import UNREACHABLE, RouterError, error_body, too_slow
 from sglang_lite.router.lease import Lease
 from sglang_lite.router.limited import stream_response
 from sglang_lite.router.migration import HEADER as RESUMABLE
@@ -31,7 +31,7 @@ _RETURNED = (
 RETRIED = frozenset({500, 503})
 """Statuses of workers after which another one is tried."""
 FAULT, SHUTTING_DOWN = 500, 503
-BROKEN = "The worker ended before its answer was complete."
+BROKEN = "The worker ended before its answer was complete; what came is not all of it. Send the request again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,11 @@ async def exchange(
             raise
         if leg is None or not leg.is_hedge:  # a hedge had a part of the time
             lease.judge(False)
-        seconds = call.context.options.request_timeout_secs
-        raise RouterError("upstream_timeout", f"The worker did not answer within {seconds:g} s.") from None
+        raise RouterError("upstream_timeout", too_slow(call.context.options.request_timeout_secs)) from None
     except (aiohttp.ClientError, ConnectionError) as error:
         lease.judge(False)
         call.context.suspect(worker)
-        raise RouterError("upstream_unreachable", "The worker could not be reached.") from error
+        raise RouterError("upstream_unreachable", UNREACHABLE) from error
 
 
 async def _content(upstream: Upstream, side: Side | None, leg: Leg | None) -> ByteStream:
@@ -154,7 +153,7 @@ async def _begin_stream(call: Call, upstream: Upstream, extra: dict[str, str] | 
     headers = {**kept, REQUEST_ID: call.request_id, **(extra or {})}
     response = stream_response(call.request, upstream.status, headers)
     await response.prepare(call.request)
-    call.request["stream"] = response
+    call.request[BEGUN] = response
     return response
 
 

@@ -12,8 +12,8 @@ import msgspec
 from aiohttp import web
 
 from sglang_lite.router.body import with_fields
-from sglang_lite.router.call import Call, read_call
-from sglang_lite.router.errors import RouterError
+from sglang_lite.router.call import BEGUN, Call, read_call
+from sglang_lite.router.errors import NO_ATTEMPT, RouterError
 from sglang_lite.router.exchange import BROKEN, FAULT, RETRIED, SHUTTING_DOWN, Reply, exchange, whole
 from sglang_lite.router.lease import Lease
 from sglang_lite.router.pair_side import Arrivals, Side, sequences_of
@@ -49,10 +49,16 @@ def choose_pair(call: Call, tried: Collection[str] = ()) -> Pair:
     decodes = usable([w for w in workers if w.role == "decode"], now, "no_decode_workers_available")
     matched = [prefill for prefill in prefills if any(compatible(prefill, decode) for decode in decodes)]
     if not matched:
-        raise RouterError("no_decode_workers_available", "No decode worker has the KV layout of the prefill workers.")
+        raise RouterError(
+            "no_decode_workers_available",
+            "No healthy decode worker has the KV layout of a prefill worker (page size, dtype, heads): see /workers.",
+        )
     ported = [prefill for prefill in matched if prefill.bootstrap_port is not None]
     if not ported:
-        raise RouterError("worker_misconfigured", "The prefill worker has no bootstrap port.")
+        raise RouterError(
+            "worker_misconfigured",
+            "No prefill worker names a bootstrap port: give it behind its address, --prefill URL PORT.",
+        )
     fresh = [prefill for prefill in ported if prefill.name not in tried]
     prefill = context.choose("prefill", fresh or ported, call.prompt)
     fitting = [decode for decode in decodes if compatible(prefill, decode)]
@@ -99,11 +105,14 @@ async def forward_pair(request: web.Request) -> web.StreamResponse:
     """
     call = await read_call(request)
     if request.path not in _SERVED:
-        raise RouterError("bad_request", f"{request.path[:100]} is not served by prefill and decode workers.")
+        raise RouterError(
+            "bad_request",
+            f"{request.path[:100]} is not served by prefill and decode workers; ask a server of the whole model.",
+        )
     options = call.context.options
     attempts = 1 if options.disable_retries else options.retry_max_retries
     tried: set[str] = set()
-    failure = RouterError("internal_error", "No attempt was made.")
+    failure = RouterError("internal_error", NO_ATTEMPT)
     last: Reply | None = None
     for attempt in range(attempts):
         if attempt:
@@ -178,11 +187,11 @@ async def _refused(
     if failure is None:
         arrivals.is_watched = False
         return None
-    if "stream" in call.request or (isinstance(failure, Reply) and failure.status != SHUTTING_DOWN):
+    if BEGUN in call.request or (isinstance(failure, Reply) and failure.status != SHUTTING_DOWN):
         await asyncio.wait({answered}, timeout=_DECODE_SECONDS)
         if answered.done():
             return None
-    if "stream" in call.request:
+    if BEGUN in call.request:
         if arrivals.has(sequences_of(call)):
             return None
         raise RouterError("upstream_unreachable", _NOT_COMPUTED)
