@@ -139,7 +139,7 @@ async def ask_one(request: web.Request) -> web.Response:
     answer = _decoded(reply)
     if reply.status >= 300 or not answer:
         return whole(reply, request[CALL_ID])
-    return _json({**answer, "queried_workers": 1, "model": model, "worker_type": prefills[0].role})
+    return _json({**answer, "queried_workers": 1, "model": model, "worker_type": asked.role})
 
 
 async def poll_transfers(request: web.Request) -> web.Response:
@@ -195,13 +195,13 @@ async def _load(context: RouterContext, worker: Worker) -> int:
         return -1
 
 
-def _decoded(reply: Reply) -> dict[str, Any]:
-    """The object that a worker answered; some answer text, which is none."""
 def _count(value: Any) -> int:
     """A count that a worker told; 0 for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST else 0
 
 
+def _decoded(reply: Reply) -> dict[str, Any]:
+    """The object that a worker answered; some answer text, which is none."""
     try:
         return msgspec.json.decode(reply.body, type=dict[str, Any])
     except NOT_READ:
