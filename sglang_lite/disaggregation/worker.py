@@ -22,8 +22,9 @@ import zmq
 from sglang_lite.disaggregation.base import Event, SessionStats
 from sglang_lite.disaggregation.distributions import Distributions
 from sglang_lite.disaggregation.event_queue import EventQueue
-from sglang_lite.disaggregation.frames import Alive, FrameError
-from sglang_lite.disaggregation.links import Link, LinkTable, Presence, bind_inbox, look
+from sglang_lite.disaggregation.frames import FrameError
+from sglang_lite.disaggregation.link_watch import LinkWatch
+from sglang_lite.disaggregation.links import Link, LinkTable, bind_inbox
 from sglang_lite.disaggregation.options import SessionOptions
 from sglang_lite.disaggregation.pool_memory import PoolMemory
 from sglang_lite.transfer.base import KVTransport
@@ -34,7 +35,6 @@ POLL_SECONDS = 0.001
 _FRAMES_AT_ONCE = 256
 _MOST_FRAME_BYTES = 8 << 20
 """The largest frames are page indices (``frames.MOST_PAGES``) and checksums."""
-_LATE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class SessionWorker(abc.ABC):
         self.hashing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"{self.name} checksums")
         self._tasks: set[asyncio.Task[None]] = set()
         self._poll_timer: asyncio.TimerHandle | None = None
-        self._last_tick = 0.0
+        self._watch = LinkWatch(self.links, self.instance, options, self.spawn, self.on_lost)
         self._last_complaint = float("-inf")
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -202,7 +202,7 @@ class SessionWorker(abc.ABC):
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         inbox = int(self._inbox.getsockopt(zmq.FD))
-        self._last_tick = self.loop.time()
+        self._watch.begin(self.loop.time())
         self.loop.add_reader(inbox, self._read_inbox)
         self.loop.call_soon(self._read_inbox)
         self.loop.call_soon(self.on_start)
@@ -256,63 +256,14 @@ class SessionWorker(abc.ABC):
     def _tick(self) -> None:
         now = self.loop.time()
         self.loop.call_later(self.options.alive_interval, self._tick)
-        # After this process itself was stopped, what peers said in the meantime is still to be read.
-        was_late = now - self._last_tick > _LATE_SECONDS
-        self._last_tick = now
-        for link in self.links.used():
-            if was_late:
-                link.last_heard = now
-            self._watch(link, now)
+        self._watch.tick(now)
         self.on_tick(now)
         self._on_tick()
 
-    def _watch(self, link: Link, now: float) -> None:
-        link.send(Alive(self.instance).frames())
-        silent = now - link.last_heard
-        if silent > self.options.silence and not link.is_gone:
-            heard_since = link.last_word + self.options.silence
-            if any(other.last_word > heard_since for other in self.links.others_at(link)):
-                self.bury(link)
-            elif not link.is_probing:
-                link.is_probing = True
-                self.spawn(self._probe(link))
-        too_long = self.options.heartbeat_interval * self.options.heartbeat_max_failure
-        if silent > too_long and not link.is_lost and not link.is_gone:
-            link.is_lost = True
-            self.on_lost(link, False)
-
     def link_to(self, ip: str, port: int, instance: str) -> Link:
-        """The link to a peer. Whoever had its address before, and says nothing any more, is gone.
-
-        Raises:
-            OSError: there are too many, or the address is none.
-        """
-        link = self.links.get(ip, port, instance, self.loop.time())
-        if not link.users:
-            self._bury_others_at(link, self.loop.time())
-        return link
-
-    def _bury_others_at(self, link: Link, now: float) -> None:
-        """A port has one owner: a peer that is heard while others at its address are silent has taken it over.
-
-        One that is not silent lives: then it is this one that somebody made up, or that was gone before its last words
-        were read.
-        """
-        if now - self._last_tick > _LATE_SECONDS:
-            return  # what the others said is still to be read
-        for other in self.links.others_at(link):
-            if now - other.last_heard > self.options.silence:
-                self.bury(other)
+        """See ``LinkWatch.link_to``."""
+        return self._watch.link_to(ip, port, instance, self.loop.time())
 
     def bury(self, link: Link) -> None:
-        """Its process is gone."""
-        if not link.is_gone:
-            link.is_gone = True
-            self.on_lost(link, True)
-
-    async def _probe(self, link: Link) -> None:
-        try:
-            if await look(link.ip, link.port) is Presence.GONE:
-                self.bury(link)
-        finally:
-            link.is_probing = False
+        """The process of a peer is gone."""
+        self._watch.bury(link)
