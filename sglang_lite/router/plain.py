@@ -91,6 +91,7 @@ async def ask_any(request: web.Request, path: str, data: bytes, model: str | Non
 async def _ask(request: web.Request, worker: Worker, path: str, data: bytes) -> Reply:
     context = request.app[CONTEXT]
     headers = forwarded_headers(request, request[CALL_ID])
+    headers["content-type"] = "application/json"  # it was read as that, and may be another body than the client's
     if worker.api_key:
         headers["authorization"] = f"Bearer {worker.api_key}"
     try:

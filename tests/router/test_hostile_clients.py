@@ -254,3 +254,11 @@ async def test_a_fault_leaves_no_worker_unwatched(
     async with router_over(NullWorker(), worker_startup_check_interval=0.01) as router:
         assert (await router.post("/generate", {"text": "A"}))[0] == 200
     assert "fault while looking after worker" in caplog.text
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/tokenize", {"prompt": "a"}), ("/tokenize", {"prompt": "a"})])
+async def test_small_work_is_json_whatever_the_client_called_it(path: str, body: dict[str, str]) -> None:
+    worker = NullWorker()
+    async with router_over(worker) as router:
+        await router.post(path, body, headers={"content-type": "application/x-www-form-urlencoded"})
+        assert worker.seen[-1][1]["content-type"] == "application/json"
