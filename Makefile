@@ -5,8 +5,9 @@ PYTHON ?= python3
 VENV ?= .venv
 # Extra arguments of pytest, for example `make test PYTEST="-k radix"`.
 PYTEST ?=
-# Test processes, which wait for servers half of the time; `make test JOBS=0` runs them in this one.
-JOBS ?= 3
+# Test processes for pairs of servers, and for everything else; `make test JOBS=0 PAIR_JOBS=0` starts none.
+JOBS ?= 2
+PAIR_JOBS ?= 2
 # 0 stops the demo after its first answer.
 KEEP_RUNNING ?= 1
 
@@ -23,7 +24,7 @@ demo: $(VENV)/.demo
 
 # Neighbours share servers, so each test process gets a stretch of the suite (worksteal).
 # Pairs of real servers mostly wait, so they run beside the rest. Their time matters: what fails then runs again alone.
-PAIRS := $(BIN)/python -m pytest tests/pd -o cache_dir=$(VENV)/pairs-cache
+PAIRS := $(BIN)/python -m pytest tests/pd -n $(PAIR_JOBS) --dist loadfile -o cache_dir=$(VENV)/pairs-cache
 
 test: $(VENV)/.test
 ifeq ($(strip $(PYTEST)),)

@@ -1,9 +1,9 @@
 """Either server dies or stops at every stage of a request, over every transfer engine.
 
 Whatever happens: every client has an answer or a clear error in time, the servers that live give all pages back, no
-page is written after it was handed on, and the next request works. ``SGLANG_LITE_FULL_MATRIX=1`` runs every
-combination, else Mooncake and NIXL run the kills while bytes are under way. ``SGLANG_LITE_FAULT_TABLE=FILE`` writes
-what happened as a Markdown table.
+page is written after it was handed on, and the next request works. ``SGLANG_LITE_FAULT_TABLE=FILE`` writes what happened
+as a Markdown table; ``SGLANG_LITE_FULL_MATRIX=1``, for a machine that does nothing else, also demands that nobody takes a
+moment for an end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ IS_FULL = os.environ.get("SGLANG_LITE_FULL_MATRIX") == "1"
 BACKENDS = ("tcp", "mooncake_tcp", "nixl")
 STAGES = ("before registration", "bootstrapping", "mid-transfer", "after the last byte", "decoding")
 FAULTS = ("kill -9", "SIGSTOP 1 s", "SIGSTOP 4 s")
-LIMIT = 12.0
+LIMIT = 12.0 if IS_FULL else 40.0
 """Seconds within which every client of a case must have its answer; the waits of both servers are 4 to 8."""
 
 _MOVING = ("mid-transfer", "after the last byte")
@@ -63,21 +63,13 @@ class Row:
 
 
 def cases() -> list[Case]:
-    every = [
+    return [
         Case(backend, stage, fault, victim)
         for backend in BACKENDS
         for stage in STAGES
         for fault in FAULTS
         for victim in SIDES
     ]
-    return [case for case in every if IS_FULL or is_in_cover(case)]
-
-
-def is_in_cover(case: Case) -> bool:
-    """Cases of every run: over tcp kills at every stage; while bytes are under way stops, and kills over the others."""
-    if case.backend == "tcp":
-        return case.fault == "kill -9" or (case.stage == "mid-transfer" and case.victim == PREFILL)
-    return case.stage == "mid-transfer" and case.fault == "kill -9"
 
 
 ROWS: list[Row] = []
@@ -189,7 +181,7 @@ async def test_fault(pair: Pair, oracle: Oracle, case: Case) -> None:
         assert answer.is_failure or answer.tokens == wanted, (role, answer)
     if case.stage == "decoding" and case.victim == PREFILL:
         assert not answers[DECODE].is_failure  # it needs nobody any more
-    if case.fault == "SIGSTOP 1 s" and case.stage != "bootstrapping":
+    if IS_FULL and case.fault == "SIGSTOP 1 s" and case.stage != "bootstrapping":
         assert not any(answer.is_failure for answer in answers.values()), answers  # a moment is not an end
     settled = await pair.settled()
     decoded = answers.get(DECODE)
