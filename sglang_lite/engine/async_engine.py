@@ -342,8 +342,8 @@ class AsyncEngine:
             logger.error("the engine core does not answer; new requests are refused until it does")
         if was_silent and not silent:
             logger.info("the engine core answers again")
-        if silent and self._patience.is_over(missed):
-            self._flow.give_up(self._patience.describe(missed))
+        if silent and self._patience.is_over(missed) and (ended := self._flow.give_up(self._patience.describe(missed))):
+            logger.error("the engine core does not answer: ended %d requests", ended)
         return not silent
 
     async def pause(self, mode: str = "abort") -> None:

@@ -282,14 +282,15 @@ class RequestFlow:
         """End all requests with an abort."""
         _notify(self.processor.fail_all(reason, status, time.time()))
 
-    def give_up(self, reason: str) -> None:
-        """End the requests that a silent core has, with a 503; it is told, for when it goes on."""
+    def give_up(self, reason: str) -> int:
+        """End the requests that a silent core has, with a 503; it is told, for when it goes on. Returns how many."""
         running = self.processor.fail_all(reason, 503, time.time())
         self._abort_keys([state.key for state in running])
         _notify(running)
         for live in self._live.values():
             if live.state is None and live.compiling is not None:
                 self._mark_aborted(live)  # it waits for the core to load its grammar, and then hears why it is refused
+        return len(running)
 
     async def close(self) -> None:
         """End the threads and the compiler."""
