@@ -1,9 +1,9 @@
 """Either server dies or stops at every stage of a request, over every transfer engine.
 
 Whatever happens: every client has an answer or a clear error in time, the servers that live give all pages back, no
-page is written after it was handed on, and the next request works. ``SGLANG_LITE_FAULT_TABLE=FILE`` writes what happened
-as a Markdown table; ``SGLANG_LITE_FULL_MATRIX=1``, for a machine that does nothing else, also demands that nobody takes a
-moment for an end.
+page is written after it was handed on, and the next request works. ``SGLANG_LITE_FAULT_TABLE=FILE`` writes what
+happened as a Markdown table; ``SGLANG_LITE_FULL_MATRIX=1``, for a machine that does nothing else, also demands that
+nobody takes a moment for an end.
 """
 
 from __future__ import annotations
