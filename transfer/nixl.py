@@ -42,7 +42,7 @@ from sglang_lite.transfer.nixl_engine import (
     prepare_environment,
     rows_of,
 )
-from sglang_lite.transfer.nixl_peer import NixlPeer, NixlTransfer
+from sglang_lite.transfer.nixl_peer import NixlPeer, NixlTransfer, Session
 from sglang_lite.transfer.submission import check_submission
 from sglang_lite.transfer.tcp import decode_description
 from sglang_lite.transfer.tcp_peer import MOST_WAITING
@@ -108,18 +108,19 @@ class NixlTransport:
         """See ``base.KVTransport.describe``."""
         del reader
         with self._lock:
-            metadata = bytes(self._agent.get_agent_metadata())
+            session = Session.of(bytes(self._agent.get_agent_metadata()))
         version = self._capabilities.version
         return msgspec.msgpack.encode(
-            Description(ENGINE, version, self.instance, self._host, 0, metadata, self._regions.remote())
+            Description(ENGINE, version, self.instance, self._host, 0, session, self._regions.remote())
         )
 
     def connect(self, description: bytes) -> Peer:
         """See ``base.KVTransport.connect``."""
         told = decode_description(description, ENGINE, self._capabilities.version)
+        metadata = Session.metadata_of(told.session)
         with self._lock:
             try:
-                name = bytes(self._agent.add_remote_agent(told.session)).decode()
+                name = bytes(self._agent.add_remote_agent(metadata)).decode(errors="replace")
             except self._errors as error:
                 raise TransferError("rejected", f"NIXL does not take a peer's metadata: {error}") from error
             if name != told.instance:

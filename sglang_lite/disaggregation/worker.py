@@ -237,6 +237,9 @@ class SessionWorker(abc.ABC):
                 self.on_message(frames)
             except FrameError as error:
                 self._note_malformed(error)
+            except BaseException:
+                self.loop.call_soon(self._read_inbox)  # the fault of one message; those behind it wait
+                raise
         self.loop.call_soon(self._read_inbox)
 
     def _note_malformed(self, error: FrameError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -149,3 +150,24 @@ def test_a_first_token_that_cannot_be(wrong: dict[str, int]) -> None:
     record = msgspec.msgpack.encode({"first": first, "num_pages": 1, "num_bytes": 512, "checksums": []})
     with pytest.raises(wire.FrameError, match="malformed"):
         wire.decode_for_decode([*wire.Aux(7, 0, 9, NOBODY, wire.AuxRecord(FirstToken(3), 1, 512)).frames()[:5], record])
+
+
+def test_the_fault_of_one_message(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands behind it in the inbox is read without another message coming."""
+    worker = pair.prefill.worker
+    take, faults = worker.on_message, []
+
+    def fail_at_some(frames: list[bytes]) -> None:
+        if frames == wire.Alive(NOBODY).frames():
+            raise RuntimeError("a fault")
+        take(frames)
+
+    monkeypatch.setattr(worker, "on_message", fail_at_some)
+    worker.loop.call_soon_threadsafe(worker.loop.set_exception_handler, lambda loop, context: faults.append(context))
+    say(pair.prefill, [wire.Alive(NOBODY).frames(), *[[b"ABORT"]] * 40, wire.Alive(NOBODY).frames(), [b"ABORT"]])
+    until = time.monotonic() + 10.0
+    while worker.counts["malformed"] < 41:
+        assert time.monotonic() < until, worker.counts
+        time.sleep(0.005)
+    assert len(faults) == 2
+    pair.run(1, 1, [1], [2])
