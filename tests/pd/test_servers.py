@@ -184,8 +184,8 @@ async def test_terminating_a_prefill_server_with_transfers_under_way(pair: Pair)
     calls = pair.both(pair.body(prompt_of(65, 40)))
     await pair.until(PREFILL, lambda load: load["disaggregation"]["prefill_inflight_queue_reqs"] == 1)
     seconds = await asyncio.to_thread(pair.sides[PREFILL].terminate)
-    assert seconds < 5.0
-    assert (await asyncio.wait_for(calls[DECODE], 3.0)).is_failure
+    assert seconds < 15.0, "5 s, and what a busy machine adds; requests that move get 30 s"
+    assert (await asyncio.wait_for(calls[DECODE], 15.0)).is_failure
     assert (await calls[PREFILL]).is_failure
     pair.open()
     await pair.until(DECODE, is_idle)
