@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -27,7 +27,7 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
     def metadata_of(cls, session: bytes) -> bytes:
         """Raises TransferError: it is malformed or damaged."""
         try:
-            told: Self = msgspec.msgpack.decode(session, type=cls)
+            told = msgspec.msgpack.decode(session, type=cls)
         except msgspec.MsgspecError as error:
             raise TransferError("rejected", f"a peer's metadata is malformed: {error}") from error
         if _digest(told.metadata) != told.digest:
