@@ -23,10 +23,13 @@ _PR_SET_PDEATHSIG = 1
 def run(command: Sequence[str], seconds: float) -> int:
     """Run ``command`` to its end; returns the exit code for this process."""
     set_parent_death_signal = ctypes.CDLL(None, use_errno=True).prctl
+    keeper = os.getpid()
 
     def follow_keeper() -> None:
         # A keeper that is killed cannot look after anything: the kernel tells the command instead.
         set_parent_death_signal(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != keeper:  # it was killed before the kernel was asked
+            os.kill(os.getpid(), signal.SIGTERM)
 
     # This process has one thread so far, which makes code between fork and exec safe.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=follow_keeper)

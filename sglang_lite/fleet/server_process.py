@@ -92,12 +92,14 @@ class ManagedProcess:
         self._tell(b"kill\n")
 
     async def end(self) -> None:
-        """Kill it and wait until it is gone."""
-        self.kill()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_KILL_SECONDS):
-                while self.exit_code() is None:
-                    await asyncio.sleep(0.01)
+        """Kill it and wait until it is gone. A keeper that hangs is killed itself; the kernel tells the command."""
+        for kill in (self.kill, self._process.kill):
+            kill()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KILL_SECONDS):
+                    while self.exit_code() is None:
+                        await asyncio.sleep(0.01)
+                    return
 
     def _tell(self, word: bytes) -> None:
         assert self._process.stdin is not None

@@ -40,6 +40,7 @@ class Pool:
     role: str
     _objects: dict[str, list[Found]] = field(default_factory=dict)
     _ours: dict[str, Worker] = field(default_factory=dict)
+    _refused: set[str] = field(default_factory=set)
 
     def replace_all(self, objects: list[dict[str, Any]]) -> None:
         """A new list: what is not in it is gone, and so is what another process of this router has found before."""
@@ -76,6 +77,7 @@ class Pool:
         """Make the registry hold what was found; workers that somebody else has named are left alone."""
         registry = self.context.registry
         wanted = {found.url: found for workers in self._objects.values() for found in workers}
+        self._refused &= wanted.keys()
         for url in [url for url in self._ours if url not in wanted]:
             worker = self._ours.pop(url)
             if registry.workers.get(url) is worker:
@@ -89,7 +91,9 @@ class Pool:
             try:
                 worker = registry.add(url, role=self.role, port=found.bootstrap_port)
             except ValueError as error:
-                logger.warning("a worker of the cluster cannot be used: %s", error)
+                if url not in self._refused:  # once, not at every change of the cluster
+                    logger.warning("a worker of the cluster cannot be used: %s", error)
+                self._refused.add(url)
                 continue
             worker.labels = {SOURCE: self._source}
             self._ours[url] = worker

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from sglang_lite.fleet import supervisor
+from sglang_lite.fleet import server_process, supervisor
 from sglang_lite.fleet.backend import ReplicaError
 from sglang_lite.fleet.router_client import RouterClient, RouterUnreachableError
 from sglang_lite.fleet.router_process import OwnedRouter
@@ -21,7 +24,9 @@ from sglang_lite.fleet.server_process import Endpoint, Launch
 from sglang_lite.fleet.spec import Resources, checked_spec
 from sglang_lite.fleet.supervisor import FleetError, Supervisor
 from sglang_lite.types import StartupError
+from tests.support.fleets import wait_gone
 from tests.support.null_workers import NullWorker, router_over
+from tests.support.server import ROOT
 
 QUICK = {"check_seconds": 0.01, "drain_seconds": 1, "unhealthy_seconds": 60, "start_seconds": 20}
 
@@ -205,3 +210,17 @@ async def test_what_a_rolling_restart_cannot_change_and_what_it_goes_back_to(mon
                 await fleet.roll(checked_spec({**base, "replicas": [group]}))
             assert [slot.group.flags for slot in fleet.slots] == [[], []]
             await until(lambda: fleet.slots[1].current is not None)
+
+
+async def test_a_keeper_that_hangs_does_not_keep_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_process, "_KILL_SECONDS", 0.3)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"]
+    managed = server_process.ManagedProcess(command, Launch("sleeper"))
+    keeper = psutil.Process(managed.process_id)
+    await until(lambda: keeper.children())
+    (sleeper,) = keeper.children()
+    keeper.suspend()
+    await managed.end()
+    assert managed.exit_code() == -signal.SIGKILL
+    wait_gone([sleeper])

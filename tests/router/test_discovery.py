@@ -225,6 +225,16 @@ async def test_workers_that_another_process_found_are_taken_over(tmp_path: Path)
         await context.close()
 
 
+async def test_a_worker_that_cannot_be_used_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    api = ClusterApi()
+    api.put(pod("a", "not an address"))
+    async with following(api, tmp_path) as context:
+        for number in range(3):
+            api.put(pod(f"p{number}", f"10.0.0.{number}"))
+            await until(lambda number=number: len(hosts(context)) == number + 1)  # type: ignore[misc]
+    assert caplog.text.count("cannot be used") == 1
+
+
 @pytest.mark.parametrize("port", ["\u00b2", "\u0663", "9" * 5000, "-1", "0", "65536", "90 00", ""])
 def test_a_note_of_an_operator_does_not_end_the_discovery(port: str) -> None:
     value = pod("a", "10.0.0.1")
