@@ -120,7 +120,7 @@ async def local_server(model: Path, **options: Any) -> AsyncIterator[LocalServer
     async with await AsyncEngine.start(config) as engine:
         context = ServerContext(engine)
         server = TestServer(make_app(context))
-        await server.start_server(shutdown_timeout=0.1)
+        await server.start_server(shutdown_timeout=0.1, access_log=None)  # as it is served
         try:
             await warm_up(context)
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
