@@ -97,6 +97,11 @@ def test_metadata(distributions: tuple[Path, Path]) -> None:
     assert "flashinfer-python==0.7.2" in extras
 
 
+def test_the_chart_runs_this_version() -> None:
+    chart = (ROOT / "ops" / "helm" / "sglang-lite" / "Chart.yaml").read_text(encoding="utf-8")
+    assert f'appVersion: "{sglang_lite.__version__}"' in chart.splitlines()
+
+
 def test_checkout_is_complete() -> None:
     for name in ("pyproject.toml", "sglang_lite", "adapters", "transfer", "tests", "ops", "Dockerfile", "LICENSE"):
         assert (ROOT / name).exists(), name
