@@ -216,7 +216,7 @@ def _failure(sent: asyncio.Task[Reply]) -> Reply | RouterError | None:
         return error
     reply = sent.result()
     is_stream = reply.headers.get("content-type", "").startswith("text/event-stream")
-    is_cut = is_stream and not reply.body.rstrip().endswith(b"[DONE]")
+    is_cut = is_stream and b'"error":' in reply.body and not reply.body.rstrip().endswith(b"[DONE]")
     return reply if reply.status >= HTTPStatus.BAD_REQUEST or is_cut else None
 
 

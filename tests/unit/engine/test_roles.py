@@ -67,12 +67,12 @@ class Played:
 class Side:
     """A core without a thread."""
 
-    def __init__(self, kind: str, *, fallback: bool = False, **options: Any) -> None:
+    def __init__(self, kind: str, *, fallback: bool = False, rows: int = 4, **options: Any) -> None:
         config = SchedulerConfig(
             num_pages=32,
             page_size=4,
             context_length=64,
-            max_running_requests=4,
+            max_running_requests=rows,
             chunked_prefill_size=4,
             reserved_decode_tokens=4,
             enable_radix_cache=kind == "prefill",
@@ -297,3 +297,16 @@ def test_a_first_token_of_another_model(first: FirstToken) -> None:
     decode.turn(KVArrived(1, first), KVArrived(2, FirstToken(alone(1)[0])))
     assert sorted(decode.ends) == [FinishCode.LENGTH, FinishCode.ERROR]
     assert decode.used_pages == 0
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", [1, 2, 3]), ("priority", [3, 1, 2])])
+def test_who_gets_a_row_first(policy: str, order: list[int]) -> None:
+    """All prompts are here at once, and there is one row."""
+    side = Side("decode", rows=1, policy=policy)
+    for key, priority in ((1, 0), (2, 0), (3, 5)):
+        side.request(key, 3, PROMPT, priority)
+        for position, token in enumerate(PROMPT):
+            slot = side.sessions.pages[key][position // 4] * 4 + position % 4
+            side.executor._slot_token[slot], side.executor._slot_position[slot] = token, position
+    side.turn(*(KVArrived(key, FirstToken(3)) for key in (1, 2, 3)))
+    assert [key for row in side.rows for key in row.key[row.finish != 0].tolist()] == order
