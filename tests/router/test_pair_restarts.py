@@ -170,7 +170,7 @@ class Load:
     async def more(self, count: int) -> None:
         """Wait for ``count`` further answers."""
         wanted = self.answers + count
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             while self.answers < wanted:
                 await asyncio.sleep(0.01)
 
@@ -220,6 +220,7 @@ async def check_restarts(fleet: Fleet, expected: list[list[int]]) -> None:
     assert fleet.context.leases.total == 0
 
 
+@pytest.mark.timeout(600)
 async def test_a_rolling_restart_of_pairs(
     model: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
