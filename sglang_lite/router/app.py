@@ -17,10 +17,12 @@ from sglang_lite.router.limited import limited
 from sglang_lite.router.prefill_decode import forward_pair
 from sglang_lite.router.proxy import forward
 from sglang_lite.router.routes import PLAIN, PROXIED
+from sglang_lite.server.protocol_log import shorten_protocol_errors
 
 
 def make_app(context: RouterContext) -> web.Application:
     """The application; its session and its watch over workers live from start-up to clean-up."""
+    shorten_protocol_errors()
     app = web.Application(middlewares=[envelope], client_max_size=context.options.max_payload_size)
     app[CONTEXT] = context
     app.cleanup_ctx.append(_running)

@@ -262,3 +262,13 @@ async def test_small_work_is_json_whatever_the_client_called_it(path: str, body:
     async with router_over(worker) as router:
         await router.post(path, body, headers={"content-type": "application/x-www-form-urlencoded"})
         assert worker.seen[-1][1]["content-type"] == "application/json"
+
+
+async def test_broken_requests_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    worker = NullWorker()
+    async with router_over(worker) as router:
+        for _ in range(3):
+            assert b"400" in await raw(router, "x{}: 1")
+        assert b"200" in await raw(router)
+    assert "Traceback" not in caplog.text and "x{}" not in caplog.text
+    assert len(caplog.text) < 1000
