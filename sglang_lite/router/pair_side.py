@@ -14,7 +14,7 @@ from sglang_lite.router.body import NOT_READ
 from sglang_lite.router.call import Call
 from sglang_lite.router.upstream import ByteStream
 
-_INDEX = re.compile(rb'"index":\s?(\d{1,5})\b')
+_INDEX = re.compile(rb'"index":\s?(\d{1,5})[,}\s]')
 _OVERLAP = 16
 """Bytes of a part that are looked at again with the next one."""
 
@@ -50,8 +50,9 @@ class Arrivals:
         return count == 1 or len(self._begun) >= count
 
     def _look(self, data: bytes) -> None:
-        self._begun.update(int(number) for number in _INDEX.findall(self._end + data))
-        self._end = data[-_OVERLAP:]
+        text = self._end + data
+        self._begun.update(int(number) for number in _INDEX.findall(text))
+        self._end = text[-_OVERLAP:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import aiohttp
 import msgspec
@@ -11,6 +12,7 @@ from aiohttp import web
 
 from sglang_lite.router import prefill_decode
 from sglang_lite.router.breaker import BreakerState
+from sglang_lite.router.pair_side import Arrivals
 from tests.router.test_pairs_and_control import decode, prefill
 from tests.router.test_proxy import CHAT, CHAT_PATH, code_of, fixed
 from tests.support.null_workers import Answer, NullWorker, router_over
@@ -223,6 +225,22 @@ async def test_a_stream_with_all_its_pages_outlives_prefill(
         await asyncio.sleep(0.05)  # and decode had its time to say something
         other.finish.set()
         assert got + await response.content.read() == b"".join(parts) + b"data: [DONE]\n\n"
+
+
+async def test_indexes_that_come_in_pieces() -> None:
+    text = b'data: {"index": 10,"text":"\\"index\\":3,"}\n\ndata: {"x":1,"index":2}\n\n'
+    for size in range(1, 20):
+        parts = iter([*(text[place : place + size] for place in range(0, len(text), size)), b""])
+
+        class Content:
+            async def readany(self, parts: Iterator[bytes] = parts) -> bytes:
+                return next(parts)
+
+        arrivals = Arrivals()
+        content, got = await arrivals.begin(Content()), b""
+        while data := await content.readany():
+            got += data
+        assert got == text and arrivals.has(2) and not arrivals.has(3), size
 
 
 async def test_one_side_does_not_open_the_breaker_of_the_other() -> None:
