@@ -91,9 +91,12 @@ async def call_all(request: web.Request, workers: Sequence[Worker], data: bytes)
         RouterError: one of them could not be reached; the others got the call all the same.
     """
     replies = await asyncio.gather(*(call_worker(request, worker, data) for worker in workers), return_exceptions=True)
-    for reply in replies:
-        if isinstance(reply, BaseException):
-            raise reply
+    failed = [reply for reply in replies if isinstance(reply, BaseException)]
+    for error in failed:
+        if isinstance(error, RouterError) and len(workers) > 1:
+            rest = f"{len(failed)} of {len(workers)} workers failed, the others got the call."
+            raise RouterError(error.code, f"{error.message} {rest}", error.headers)
+        raise error
     return [reply for reply in replies if isinstance(reply, Reply)]
 
 

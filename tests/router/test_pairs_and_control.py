@@ -151,6 +151,16 @@ async def test_workers_that_answer_control_calls_oddly(answer: object) -> None:
         assert (status, told["aggregate"]["total_tokens"], told["failed"]) == (200, 7, 1)
 
 
+async def test_a_control_call_that_one_of_three_does_not_get() -> None:
+    first, gone, last = NullWorker(), NullWorker(), NullWorker()
+    async with router_over(first, gone, last) as router:
+        await gone.server.close()
+        status, _, body = await router.post("/flush_cache", {})
+        assert (status, code_of(body)) == (502, "upstream_unreachable")
+        assert b"1 of 3 workers failed, the others got the call" in body
+        assert first.count("/flush_cache") == last.count("/flush_cache") == 1
+
+
 async def test_a_worker_that_is_well_answers_for_all() -> None:
     gone, fine = NullWorker(), NullWorker()
     async with router_over(gone, fine) as router:
