@@ -222,5 +222,6 @@ async def test_a_keeper_that_hangs_does_not_keep_its_command(monkeypatch: pytest
     (sleeper,) = keeper.children()
     keeper.suspend()
     await managed.end()
+    await until(lambda: managed.exit_code() is not None)
     assert managed.exit_code() == -signal.SIGKILL
     wait_gone([sleeper])
