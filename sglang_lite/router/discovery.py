@@ -48,7 +48,7 @@ class Pool:
             if worker.labels.get(SOURCE) == self._source:
                 self._ours.setdefault(url, worker)
         self._objects = {key_of(value): self._workers_of(value) for value in objects}
-        self._settle()
+        self._settle(anew=True)
 
     def take(self, kind: str, value: Mapping[str, Any]) -> None:
         """A change of one object."""
@@ -73,12 +73,14 @@ class Pool:
             options.service_discovery_port,
         )
 
-    def _settle(self) -> None:
-        """Make the registry hold what was found; workers that somebody else has named are left alone."""
+    def _settle(self, anew: bool = False) -> None:
+        """Make the registry hold what was found; workers that somebody else has named are left alone. Those that could
+        not be had are tried again when others are gone, or with ``anew``."""
         registry = self.context.registry
         wanted = {found.url: found for workers in self._objects.values() for found in workers}
         self._refused &= wanted.keys()
-        for url in [url for url in self._ours if url not in wanted]:
+        gone = [url for url in self._ours if url not in wanted]
+        for url in gone:
             worker = self._ours.pop(url)
             if registry.workers.get(url) is worker:
                 unwatch(self.context, worker)
@@ -86,7 +88,7 @@ class Pool:
                 self.context.metrics.lost.inc()
                 logger.info("worker %s is gone from the cluster", url)
         for url, found in wanted.items():
-            if url in registry.workers:
+            if url in registry.workers or (url in self._refused and not (gone or anew)):
                 continue
             try:
                 worker = registry.add(url, role=self.role, port=found.bootstrap_port)
