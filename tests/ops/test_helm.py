@@ -161,6 +161,16 @@ def test_time_to_leave_and_probes() -> None:
         assert {mount["name"] for mount in main["volumeMounts"]} <= {volume["name"] for volume in pod["volumes"]}
 
 
+def test_names_that_look_like_numbers_stay_texts() -> None:
+    for document in render({**WORKERS, "nameOverride": "123", "router": {"policy": "random"}}, release="7"):
+        found = [document["metadata"]]
+        if document["kind"] in ("StatefulSet", "Deployment"):
+            found.append(document["spec"]["template"]["metadata"])
+            assert all(isinstance(word, str) for word in container(document)["args"])
+        for head in found:
+            assert all(isinstance(value, str) for value in head["labels"].values()), head
+
+
 def test_resources_and_shared_memory() -> None:
     documents = render(PAIRS)
     prefill = one(documents, "StatefulSet", "prod-sglang-lite-prefill")
@@ -249,6 +259,8 @@ def test_budgets_and_monitors_select_what_runs() -> None:
         ({"prefill": {"replicas": 1, "port": 1234}}, "prefill.port and decode.port"),
         ({"prefil": {"replicas": 2}}, "prefil"),
         ({"pool": {"sharedMemory": "lots"}}, "sharedMemory"),
+        ({"pool": {"podAnnotations": {"a": 1}}}, "podAnnotations"),
+        ({"prefill": {"replicas": 1, "bootstrapPort": 30000}}, "must differ"),
     ],
 )
 def test_wrong_values_are_refused(change: Document, words: str) -> None:

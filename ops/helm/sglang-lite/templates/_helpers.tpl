@@ -14,8 +14,8 @@
 {{- end -}}
 
 {{- define "sglang-lite.selector" -}}
-app.kubernetes.io/name: {{ include "sglang-lite.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "sglang-lite.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -89,5 +89,7 @@ http://{{ $service }}-{{ .ordinal }}.{{ $service }}.{{ .root.Release.Namespace }
 {{- if and $pairs (or (eq (int $v.prefill.replicas) 0) (eq (int $v.decode.replicas) 0)) }}{{ fail "prefill.replicas and decode.replicas: prefill and decode need each other" }}{{ end -}}
 {{- $ports := list (include "sglang-lite.pool" (dict "root" . "name" "prefill") | fromJson).port (include "sglang-lite.pool" (dict "root" . "name" "decode") | fromJson).port -}}
 {{- if and $pairs $v.router.discovery (ne (int (first $ports)) (int (last $ports))) }}{{ fail "prefill.port and decode.port: with router.discovery they must be the same" }}{{ end -}}
+{{- $prefill := include "sglang-lite.pool" (dict "root" . "name" "prefill") | fromJson -}}
+{{- if and $pairs (eq (int $prefill.port) (int $prefill.bootstrapPort)) }}{{ fail "prefill.port and prefill.bootstrapPort: must differ" }}{{ end -}}
 {{- if and (not $pairs) (eq (int $v.workers.replicas) 0) }}{{ fail "workers.replicas: no servers; give workers, or prefill and decode, replicas" }}{{ end -}}
 {{- end -}}
