@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from sglang_lite.disaggregation.base import DecodeSessions, FirstToken, KVArrived, KVFailed, KVQuiesced, SessionStats
 from sglang_lite.disaggregation.distributions import Distributions, add
 from sglang_lite.engine.roles import code_of, logprob_record
 from sglang_lite.scheduler.scheduler import Scheduler
-from sglang_lite.types import FinishCode, OutputColumns, RequestColumns, TransferParams
+from sglang_lite.types import FinishCode, Int32Array, OutputColumns, RequestColumns, TransferParams
 
 _PEER_REASONS = ("handshake", "peer_lost", "peer_failed", "timeout")
 """Failures of the prefill side, after which the prompt can still be computed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """Pages of a request that nobody was told of yet; plans up to ``stale_step`` may still write them."""
+
+    params: TransferParams
+    pages: Int32Array
+    stale_step: int
 
 
 class DecodeRole:
@@ -28,6 +39,7 @@ class DecodeRole:
         self._fallback = fallback
         self._vocab_size = vocab_size
         self._unopened: dict[int, TransferParams] = {}
+        self._settling: dict[int, _Reserved] = {}
         self._open: set[int] = set()
         self._waiting_since: dict[int, float] = {}
         self._distributions = Distributions()
@@ -41,7 +53,7 @@ class DecodeRole:
         held = set(self._scheduler.held())
         for index, extras in columns.extras.items():
             key, params = int(columns.key[index]), extras.transfer
-            if params is None or key in self._unopened or key in self._open:
+            if params is None or key in self._unopened or key in self._settling or key in self._open:
                 continue
             if key in held:
                 self._unopened[key] = params
@@ -67,6 +79,10 @@ class DecodeRole:
                     pass
         for key in self._scheduler.take_ended():
             params = self._unopened.pop(key, None)
+            reserved = self._settling.pop(key, None)
+            if reserved is not None:
+                params = reserved.params
+                self._scheduler.release_hold(key)  # nobody was told of the pages
             if params is not None:
                 self._sessions.refuse(params.rid, params, "the request ended on the decode server")
             elif key in self._open:
@@ -75,6 +91,7 @@ class DecodeRole:
         if self._arrived and not self._scheduler.is_paused:
             self._join(now)
         self._reserve(now)
+        self._open_settled()
 
     def outgoing(self, columns: OutputColumns) -> OutputColumns:
         """See ``Role.outgoing``."""
@@ -88,7 +105,8 @@ class DecodeRole:
         """See ``Role.stats``."""
         stats = self._sessions.stats()
         distributions = add(stats.distributions, self._distributions.copy())
-        return msgspec.structs.replace(stats, unopened=len(self._unopened), distributions=distributions)
+        unopened = len(self._unopened) + len(self._settling)
+        return msgspec.structs.replace(stats, unopened=unopened, distributions=distributions)
 
     def fileno(self) -> int:
         """See ``Role.fileno``."""
@@ -108,10 +126,17 @@ class DecodeRole:
             pages = self._scheduler.reserve_incoming(key)
             if pages is None:
                 return
-            params = self._unopened.pop(key)
-            self._open.add(key)
+            self._settling[key] = _Reserved(self._unopened.pop(key), pages, self._scheduler.stale_step)
             self._distributions.observe("kv_transfer_alloc_ms", (now - self._waiting_since.pop(key)) * 1e3)
-            self._sessions.open(key, params.rid, params, pages, self._scheduler.prompt_length(key), 0)
+
+    def _open_settled(self) -> None:
+        """Tell peers of pages once no plan is under way that was made when they belonged to somebody else."""
+        for key, reserved in list(self._settling.items()):
+            if self._scheduler.has_run(reserved.stale_step):
+                del self._settling[key]
+                self._open.add(key)
+                params, length = reserved.params, self._scheduler.prompt_length(key)
+                self._sessions.open(key, params.rid, params, reserved.pages, length, 0)
 
     def _join(self, now: float) -> None:
         """Prompts that are here go on. During a pause they do not: a first token would follow the pause."""

@@ -109,6 +109,8 @@ def _leave(state: SchedulerState, request: Request, after: RequestState, num_wri
     if state.queue.tenants is not None:
         state.queue.tenants.stop(request.tenant)
     state.in_progress.remove(request)
+    if state.last_step is not None:
+        state.stale_step = state.last_step
     state.pages.release(request, num_written)
     state.table.vacate(request, after, state.last_step)
     state.decode.stale = True

@@ -247,6 +247,19 @@ class Scheduler:
         """See ``handover.reserve_incoming``."""
         return handover.reserve_incoming(self._state, key)
 
+    @property
+    def stale_step(self) -> int:
+        """Number of the newest plan that may still write pages which are reserved now; -1 for none.
+
+        Plans run in order, so that what they leave in pages is gone when a later one fills these. A peer waits for none.
+        """
+        return self._state.stale_step
+
+    def has_run(self, step: int) -> bool:
+        """Whether the plan of that number is committed."""
+        in_flight = self._state.in_flight
+        return not in_flight or in_flight[0].plan.step > step
+
     def join(self, key: int, token: int, code: FinishCode, matched: int, cached_tokens: int,
              logprobs: Sequence[LogprobRecord], now: float) -> bool:  # fmt: skip
         """See ``handover.join``. What it reports comes out of ``drain_outputs``."""

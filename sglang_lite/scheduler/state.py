@@ -79,6 +79,7 @@ class SchedulerState:
         waits: what the queue waits for; timelines: key -> record to send with the next outputs.
         transfers: requests with a peer on another server.
         now: time of the call at hand, in seconds.
+        stale_step: number of the newest plan that may still write pages which were given back after it was made.
         held_until: time until which an idle scheduler lets a batch gather, None when it does not.
     """
 
@@ -99,6 +100,7 @@ class SchedulerState:
     next_order: int = 0
     paused: PauseMode | None = None
     held_until: float | None = None
+    stale_step: int = -1
     waits: WaitClock = field(default_factory=WaitClock)
     timelines: dict[int, RequestTimeline] = field(default_factory=dict)
     now: float = 0.0

@@ -9,6 +9,7 @@ any mistake in paging, prefix reuse or copy-on-write changes the output or raise
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -224,3 +225,26 @@ def _score(wanted: LogprobRequest, plan: StepPlan, tokens: Int32Array) -> Scored
         extra_logprobs=-extra,
         hidden=np.zeros((len(scored), 2 if wanted.hidden else 0), dtype=np.float32),
     )
+
+
+class LateExecutor(CheckingExecutor):
+    """Runs a plan only when its result is collected: what it writes comes after all that happens meanwhile.
+
+    Attributes:
+        meanwhile: is called between the two.
+    """
+
+    def __init__(self, num_rows: int, *, num_slots: int, page_size: int, vocab_size: int) -> None:
+        super().__init__(num_rows, num_slots=num_slots, page_size=page_size, vocab_size=vocab_size)
+        self._plans: deque[StepPlan] = deque()
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def submit(self, plan: StepPlan) -> None:
+        """Keep it."""
+        self._plans.append(plan)
+
+    def collect(self) -> StepOutput:
+        """Run the oldest."""
+        self.meanwhile()
+        super().submit(self._plans.popleft())
+        return super().collect()

@@ -17,7 +17,7 @@ from sglang_lite.engine.local import LocalTransport
 from sglang_lite.engine.prefill_role import PrefillRole
 from sglang_lite.scheduler import Scheduler, SchedulerConfig
 from sglang_lite.types import FinishCode, Int32Array, OutputColumns, RequestExtras, TransferParams
-from tests.support.null_executor import CheckingExecutor
+from tests.support.null_executor import LateExecutor
 from tests.support.scheduler_driver import request_columns
 
 PAGE, VOCABULARY = 4, 30
@@ -87,7 +87,7 @@ class PlayedSide:
             max_queued_requests=12,
         )
         self.scheduler = Scheduler(config)
-        self.executor = CheckingExecutor(3, num_slots=num_pages * PAGE, page_size=PAGE, vocab_size=VOCABULARY)
+        self.executor = LateExecutor(3, num_slots=num_pages * PAGE, page_size=PAGE, vocab_size=VOCABULARY)
         self.sessions = wire.join(self, kind)
         role: Any = PrefillRole(self.scheduler, self.sessions)
         if kind == "decode":

@@ -31,6 +31,14 @@ def _run(chance: random.Random, fallback: bool, policy: str) -> None:
         for kind in ("prefill", "decode")
     ]
     prefill, decode = sides
+
+    def meanwhile() -> None:
+        """A step of the decode side takes as long as many of the other."""
+        for _ in range(chance.choice((0, 0, 2, 12))):
+            wire.step(0.9)
+            prefill.step()
+
+    decode.executor.meanwhile = meanwhile
     prompts: dict[int, tuple[list[int], int]] = {}
     disturbed: set[int] = set()
     calm = chance.random() < 0.3

@@ -89,12 +89,14 @@ class Side:
         self.core = EngineCore(self.scheduler, self.executor, self.transport, role=role)
 
     def request(self, key: int, count: int, prompt: list[int] = PROMPT, priority: int = 0) -> None:
+        self.put(key, count, prompt, priority)
+        self.turn()
+
+    def put(self, key: int, count: int, prompt: list[int] = PROMPT, priority: int = 0) -> None:
         extras = {0: RequestExtras(transfer=PARAMS, token_ids_logprob=(2,))}
         flags = int(RequestFlags.RETURN_LOGPROB)
         options = {"max_new_tokens": count, "flags": flags, "top_logprobs": 2, "priority": priority}
-        columns = request_columns([key], [prompt], extras=extras, **options)
-        self.transport.put(columns)
-        self.turn()
+        self.transport.put(request_columns([key], [prompt], extras=extras, **options))
 
     def turn(self, *events: Event) -> None:
         """Turns until there is nothing to do."""
@@ -310,3 +312,28 @@ def test_who_gets_a_row_first(policy: str, order: list[int]) -> None:
             side.executor._slot_token[slot], side.executor._slot_position[slot] = token, position
     side.turn(*(KVArrived(key, FirstToken(3)) for key in (1, 2, 3)))
     assert [key for row in side.rows for key in row.key[row.finish != 0].tolist()] == order
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_pages_of_a_request_that_a_plan_still_writes(leaves: bool) -> None:
+    """Its plan is under way when it ends: a peer that heard of its pages at once could fill them before that plan."""
+    prefill, decode = Side("prefill"), Side("decode")
+    prefill.request(1, 50)
+    prefill.turn(PeerReady(1))
+    decode.request(1, 50)
+    copy_pages(prefill, decode, 1)
+    decode.sessions.waiting.append(KVArrived(1, prefill.sessions.last[1]))
+    for _ in range(3):
+        decode.core.step(0)
+    decode.transport.put(Keys(Abort(0, 0), np.array([1], dtype=np.int64)))
+    decode.put(2, 6)
+    decode.core.step(0)
+    assert ("open", 2) not in decode.sessions.told
+    assert decode.used_pages == 3  # they are reserved meanwhile
+    if leaves:
+        decode.transport.put(Keys(Abort(0, 0), np.array([2], dtype=np.int64)))
+    decode.core.step(0)
+    assert (("open", 2) in decode.sessions.told) is not leaves
+    assert (("refuse", "r") in [told[:2] for told in decode.sessions.told]) is leaves
+    assert decode.used_pages == (0 if leaves else 3)
+    decode.scheduler.audit()
