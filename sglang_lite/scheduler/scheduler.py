@@ -251,7 +251,7 @@ class Scheduler:
     def stale_step(self) -> int:
         """Number of the newest plan that may still write pages which are reserved now; -1 for none.
 
-        Plans run in order, so that what they leave in pages is gone when a later one fills these. A peer waits for none.
+        Plans run in order: what one leaves in pages is gone when a later one has filled them. A peer waits for none.
         """
         return self._state.stale_step
 
