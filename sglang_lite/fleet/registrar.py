@@ -88,7 +88,7 @@ class Registrar:
             slot.registered = worker is not None and worker.is_registered
             if worker is None:
                 try:
-                    await self._router.add(placed.endpoint, placed.role)
+                    await self._router.add(placed.endpoint, placed.role, placed.name)
                 except RouterUnreachableError as error:  # the others are told all the same
                     refused = error
                     continue
@@ -105,7 +105,7 @@ class Registrar:
                 if worker is not None and worker.is_registered:
                     return
                 if worker is None:
-                    await self._router.add(placed.endpoint, placed.role)
+                    await self._router.add(placed.endpoint, placed.role, placed.name)
             except RouterUnreachableError as error:
                 logger.warning("the router does not answer, trying on: %s", error)
             await asyncio.sleep(_SOON)

@@ -76,13 +76,17 @@ class RouterClient:
             raise RouterUnreachableError(f"{self.url}/workers: not the answer of a router: {error}") from None
         return {worker.server: worker for worker in found}
 
-    async def add(self, endpoint: Endpoint, role: Role) -> None:
-        """Have the router use a worker.
+    async def add(self, endpoint: Endpoint, role: Role, name: str) -> None:
+        """Have the router use a worker; another ``name`` or process at the same address is another worker.
 
         Raises:
             RouterUnreachableError: it cannot be reached, or refuses.
         """
-        body: dict[str, Any] = {"url": endpoint.url, "worker_type": "regular" if role == "plain" else role}
+        body: dict[str, Any] = {
+            "url": endpoint.url,
+            "worker_type": "regular" if role == "plain" else role,
+            "labels": {"instance": f"{name}:{endpoint.process_id}"},
+        }
         if endpoint.bootstrap_port is not None:
             body["bootstrap_port"] = endpoint.bootstrap_port
         if self._api_key:

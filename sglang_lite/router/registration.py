@@ -69,6 +69,7 @@ async def _keep_watch(context: RouterContext, worker: Worker) -> None:
 
 
 async def _look_after(context: RouterContext, worker: Worker) -> None:
+    """Until it is removed, or given up."""
     options = context.options
     deadline = context.now + options.worker_startup_timeout_secs
     while not worker.registered:
@@ -76,26 +77,46 @@ async def _look_after(context: RouterContext, worker: Worker) -> None:
             await register(context, worker)
         except NotReadyError as error:
             if context.now > deadline:
-                logger.error("gave worker %s up: %s", worker.url, error)
-                context.registry.remove(worker.url)
-                context.tasks.pop(worker.url, None)
+                _give_up(context, worker, str(error))
                 return
             await asyncio.sleep(options.worker_startup_check_interval)
     logger.info("worker %s is there: %s, models %s", worker.url, worker.role, ", ".join(worker.models))
+    well_at = context.now
     while not options.disable_health_check:
         suspected = await context.suspicion(worker, options.health_check_interval_secs)
         was = worker.healthy
         passed = await check(context, worker)
         if suspected and not passed:
-            await _come_back(context, worker)
+            if not await _come_back(context, worker, well_at):
+                return
+            well_at = context.now
             continue
+        well_at = context.now if passed else well_at
+        if _is_over(context, worker, well_at):
+            return
         worker.note_check(passed, options.health_failure_threshold, options.health_success_threshold)
         if was != worker.healthy:
             logger.warning("worker %s is %s", worker.url, "healthy again" if worker.healthy else "not healthy")
 
 
-async def _come_back(context: RouterContext, worker: Worker) -> None:
-    """A worker that requests do not reach any more, nor does a check: ask until it is there again.
+def _give_up(context: RouterContext, worker: Worker, reason: str) -> None:
+    logger.error("gave worker %s up: %s", worker.url, reason)
+    context.registry.remove(worker.url)
+    context.tasks.pop(worker.url, None)
+
+
+def _is_over(context: RouterContext, worker: Worker, well_at: float) -> bool:
+    """Whether a worker that comes by itself has been silent for so long that it is given up: one that was killed never
+    leaves, and its next process may have another address."""
+    if not worker.comes_by_itself or context.now - well_at <= context.options.worker_startup_timeout_secs:
+        return False
+    _give_up(context, worker, "it has not answered for too long")
+    return True
+
+
+async def _come_back(context: RouterContext, worker: Worker, well_at: float) -> bool:
+    """A worker that requests do not reach any more, nor does a check: ask until it is there again; False when it was
+    given up.
 
     Restarts are short, and the next worker's may follow at once: so this does not wait for the next regular check,
     nor for a breaker, and what the worker says of itself is read anew.
@@ -107,7 +128,10 @@ async def _come_back(context: RouterContext, worker: Worker) -> None:
         if await check(context, worker):
             with suppress(NotReadyError):
                 await register(context, worker)
+        elif _is_over(context, worker, well_at):
+            return False
     logger.info("worker %s is back", worker.url)
+    return True
 
 
 async def check(context: RouterContext, worker: Worker) -> bool:

@@ -15,10 +15,7 @@ from sglang_lite.router.control import _json
 from sglang_lite.router.errors import RouterError
 from sglang_lite.router.registration import unwatch, watch
 from sglang_lite.router.siblings import Handler, is_sibling
-from sglang_lite.router.workers import Worker, normalize_url
-
-INSTANCE = "instance"
-"""Label with which a worker says which process it is: another one at the same address takes its place."""
+from sglang_lite.router.workers import INSTANCE, Worker, normalize_url
 
 
 class NewWorker(msgspec.Struct, forbid_unknown_fields=True):

@@ -16,6 +16,8 @@ ROLES = ("regular", "prefill", "decode")
 _LAYOUT = ("dtype", "page_size", "num_layers", "kv_heads", "head_dim", "kv_tensors_per_token")
 _SCHEMES = ("http", "https", "grpc", "grpcs")
 MAX_WORKERS = 4096
+INSTANCE = "instance"
+"""Label with which a worker says which process it is: another one at the same address takes its place."""
 
 
 def normalize_url(url: str) -> str:
@@ -86,6 +88,11 @@ class Worker:
         self.running += change
         if self.cell is not None:
             self.cell.add(change)
+
+    @property
+    def comes_by_itself(self) -> bool:
+        """Whether it, or the fleet that it belongs to, tells the router of it again when it is there."""
+        return INSTANCE in self.labels
 
     @property
     def is_grpc(self) -> bool:

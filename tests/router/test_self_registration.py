@@ -217,3 +217,26 @@ async def test_a_rolling_restart_under_load_loses_no_request(chain_model: Path, 
             await asyncio.gather(*clients)
     assert set(statuses) == {200}
     assert all(data.endswith(b"data: [DONE]\n\n") and b'"error"' not in data for data in streams) and streams
+
+
+@pytest.mark.parametrize("suspected", [False, True])
+async def test_one_that_was_killed_is_forgotten_and_one_that_somebody_named_is_not(suspected: bool) -> None:
+    """A server that is killed cannot leave."""
+    killed, named = NullWorker(), NullWorker()
+    options = {"worker_startup_timeout_secs": 0.1, "worker_startup_check_interval": 0.01}
+    options |= {"health_check_interval_secs": 60.0 if suspected else 0.01}
+    async with router_over(named, **options) as router:
+        await killed.server.start_server()
+        await router.post("/workers", {"url": killed.url, "labels": {"instance": "one"}})
+        await router.registered(2)
+        gone, kept = killed.url, named.url
+        workers = dict(router.context.registry.workers)
+        await named.server.close()
+        await killed.server.close()
+        if suspected:
+            await until(lambda: set(router.context.suspects) == set(workers))
+            for worker in workers.values():
+                router.context.suspect(worker)
+        await until(lambda: gone not in router.context.registry.workers)
+        assert set(router.context.tasks) == {kept}
+        assert not router.context.tasks[kept].done()
