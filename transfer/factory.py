@@ -59,11 +59,15 @@ def open_transport(name: str, *, host: str, devices: str = "", port: int = 0) ->
     Raises:
         TransferError: as ``check_available``, or the engine does not start.
     """
-    check_available(name)
     if name == "tcp":
         from sglang_lite.transfer.tcp import TcpTransport
 
         return TcpTransport(host)
+    if name.startswith("mooncake"):
+        from sglang_lite.transfer.mooncake import prepare_environment
+
+        prepare_environment(host)
+    check_available(name)
     if name == "nixl":
         from sglang_lite.transfer.nixl import NixlTransport
 

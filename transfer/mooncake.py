@@ -39,7 +39,21 @@ DISTRIBUTIONS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-
 _ENVIRONMENT = {"MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535", "MC_LOG_LEVEL": "ERROR"}
 """Read when the first engine of a process starts."""
 
+_IPV6 = "MC_USE_IPV6"
+
 _LOG = logging.getLogger(__name__)
+
+
+def prepare_environment(host: str) -> None:
+    """Set what the engine reads when it is loaded, and when the first one of a process starts.
+
+    Args:
+        host: address of this side; with one of IPv6 no peer can have another kind.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if ":" in host:
+        os.environ[_IPV6] = "1"
 
 
 class MooncakeTransport:
@@ -57,8 +71,7 @@ class MooncakeTransport:
     """
 
     def __init__(self, host: str, *, force_tcp: bool = False, devices: str = "", port: int = 0) -> None:
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        prepare_environment(host)
         if force_tcp:
             os.environ["MC_FORCE_TCP"] = "1"
         if port:
@@ -67,7 +80,8 @@ class MooncakeTransport:
         self.engine: Any = importlib.import_module("mooncake.engine").TransferEngine()
         if self.engine.initialize(host, "P2PHANDSHAKE", wanted, devices) != 0:
             raise TransferError("engine", f"Mooncake's transfer engine does not start at {host}; see its log above")
-        self._session = f"{host}:{self.engine.get_rpc_port()}"
+        port = self.engine.get_rpc_port()
+        self._session = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.control = TcpTransport(host)
         self.instance = self.control.instance
         self._mark = np.zeros(1, dtype=np.uint8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -168,3 +170,36 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang_lite.transfer.factory.importlib.import_module", load)
     with pytest.raises(TransferError, match="apt-get install libibverbs1 libnuma1 libcurl4"):
         check_available("mooncake")
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+OVER_IPV6 = """
+import os, time, numpy as np
+from sglang_lite.transfer.base import Outcome, SpanBatch
+from sglang_lite.transfer.factory import open_transport
+
+here, there = (open_transport("mooncake_tcp", host="::1") for _ in range(2))
+source, target = np.arange(4096, dtype=np.uint8), np.zeros(4096, dtype=np.uint8)
+lease = here.register(source.ctypes.data, 4096)
+there.register(target.ctypes.data, 4096)
+peer = here.connect(there.describe())
+spans = SpanBatch(np.array([0]), np.array([0]), np.array([4096]))
+transfer = here.submit(peer, lease, peer.regions[0], spans, notify=b"", deadline_s=20.0)
+while transfer.poll() is Outcome.PENDING:
+    time.sleep(0.001)
+print(transfer.poll().name, transfer.detail, (source == target).all())
+"""
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
+def test_addresses_of_ipv6() -> None:
+    """In a process of its own: the engine decides for one kind of address when it is loaded."""
+    done = subprocess.run([sys.executable, "-c", OVER_IPV6], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["DONE", "True"], done
