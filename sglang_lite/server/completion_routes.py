@@ -175,7 +175,8 @@ class CompletionWriter:
         count = len(call.sequences)
         self._sent_text = [0] * count
         self._sent_logprobs = [0] * count
-        self._offsets = [OffsetCounter() for _ in range(count)]
+        # Behind the prompt, also where its scores are not here: on a decode server, whose prefill server has them.
+        self._offsets = [OffsetCounter(len(call.prompt_text(index))) for index in range(count)]
         self._newest: list[GenerationOutput | None] = [None] * count
         self._is_plain = call.logprobs is None and not call.options.continuous_usage
         self._frames: dict[int, FixedFrame] = {}
@@ -193,6 +194,7 @@ class CompletionWriter:
     def _prompt_offsets(self, index: int, positions: Sequence[TokenLogprobs]) -> Iterator[int]:
         """Offsets in the echoed text. It holds a special token only where the client wrote it out."""
         counter, text, tokenizer = self._offsets[index], self._call.prompt_text(index), self._call.tokenizer
+        counter.characters = 0 if positions else counter.characters
         for position in positions:
             piece = token_bytes(tokenizer, position.token_id)
             is_special = tokenizer is not None and position.token_id in tokenizer.special_ids

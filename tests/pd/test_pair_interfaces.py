@@ -181,9 +181,12 @@ async def test_scores_of_prompts_are_the_prefill_servers(pair: Pair, whole: Loca
     assert essence(answer.body["meta_info"]["input_token_logprobs"]) == essence(expected)
     echoed = {"model": "chain", "prompt": "pq", "max_tokens": 2, "echo": True, "logprobs": 1, "temperature": 0}
     reply = (await whole.post("/v1/completions", echoed)).json()["choices"][0]
-    scored = (await ask(pair, "/v1/completions", paired(pair, echoed))[PREFILL]).body["choices"][0]["logprobs"]
+    calls = ask(pair, "/v1/completions", paired(pair, echoed))
+    scored = (await calls[PREFILL]).body["choices"][0]["logprobs"]
     assert scored["tokens"] == reply["logprobs"]["tokens"][:3]  # and the first one drawn
     assert essence(scored["token_logprobs"]) == essence(reply["logprobs"]["token_logprobs"][:3])
+    drawn = (await calls[DECODE]).body["choices"][0]["logprobs"]
+    assert drawn["text_offset"] == reply["logprobs"]["text_offset"][2:]
 
 
 @pytest.mark.asyncio(loop_scope="module")
