@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -90,3 +91,18 @@ async def test_an_unknown_model_and_rank_are_told_what_there_is() -> None:
         status, _, body = await router.post(CHAT_PATH, {"messages": [], "data_parallel_rank": 7})
         assert status == 400
         assert "rank '7'; there are 0, 1" in msgspec.json.decode(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(("options", "status"), [({}, 413), ({"api_key": "right"}, 401)], ids=["too-large", "no-key"])
+async def test_a_packed_body_that_nobody_wants_is_not_unpacked(options: dict[str, Any], status: int) -> None:
+    """A megabyte of it would be a gigabyte, with or without a key."""
+    packer = zlib.compressobj(9, wbits=31)
+    packed = b"".join(packer.compress(bytes(1 << 20)) for _ in range(64)) + packer.flush()
+    async with empty_router(max_payload_size=1 << 17, **options) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head("Content-Encoding: gzip", length=len(packed)) + packed[: len(packed) // 2])
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 %d " % status) and b"connection: close" in answer.lower()
+        async with asyncio.timeout(9):  # it waits ten seconds for the rest of other bodies
+            await reader.read()
+        writer.close()
