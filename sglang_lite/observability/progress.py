@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
@@ -30,14 +31,12 @@ class ProgressLine:
         if not self._started:
             self._started = now
             if not self._terminal:
-                self._stream.write(f"{self._title} ...\n")
-                self._stream.flush()
+                self._write(f"{self._title} ...\n")
         if self._terminal and (done >= total or now - self._drawn >= _INTERVAL):
             self._drawn = now
             share = done / max(total, 1)
             bar = ("#" * int(share * _WIDTH)).ljust(_WIDTH, ".")
-            self._stream.write(f"\r{self._title} [{bar}] {share:4.0%}")
-            self._stream.flush()
+            self._write(f"\r{self._title} [{bar}] {share:4.0%}")
 
     def __enter__(self) -> Self:
         return self
@@ -49,5 +48,10 @@ class ProgressLine:
         if self._started:
             outcome = "done" if error is None else "failed"
             lead = "\n" if self._terminal else ""
-            self._stream.write(f"{lead}{self._title}: {outcome} in {time.monotonic() - self._started:.1f} s\n")
+            self._write(f"{lead}{self._title}: {outcome} in {time.monotonic() - self._started:.1f} s\n")
+
+    def _write(self, text: str) -> None:
+        """A line that cannot be written, as on a disk that is full, does not end what it tells of."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
             self._stream.flush()
