@@ -73,7 +73,7 @@ async def test_parts_come_back_one_by_one(saving: LocalServer) -> None:
 
 async def test_running_requests_are_in_the_way(saving: LocalServer) -> None:
     task = asyncio.create_task(saving.post("/generate", greedy("A", {"max_new_tokens": 900}, rid="long")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while (await saving.load())["num_reqs"] == 0:
             await asyncio.sleep(0.005)
     reply = await saving.post(RELEASE)
@@ -85,7 +85,7 @@ async def test_running_requests_are_in_the_way(saving: LocalServer) -> None:
 async def test_a_paused_engine_keeps_its_requests_over_a_release(saving: LocalServer) -> None:
     """As trainers do it: retract, release, resume, continue."""
     task = asyncio.create_task(saving.post("/generate", greedy("A", {"max_new_tokens": 900}, rid="kept")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while (await saving.load())["num_reqs"] == 0:
             await asyncio.sleep(0.005)
     assert (await saving.post("/pause_generation", {"mode": "retract"})).status == 200

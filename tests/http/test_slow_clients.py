@@ -24,7 +24,7 @@ async def test_half_a_body_is_not_waited_for(server: LocalServer, monkeypatch: p
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
         writer.write(HALF)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             head = await reader.readuntil(b"\r\n\r\n")
     finally:
         writer.close()
@@ -48,7 +48,7 @@ async def test_connections_without_a_header_are_closed() -> None:
         (silent, _), (half, half_writer), (whole, whole_writer) = connections
         half_writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-")
         whole_writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await silent.read() == b""
             assert await half.read() == b""
             release.set()
@@ -77,7 +77,7 @@ async def test_broken_requests_leave_one_line_in_the_log(server: LocalServer, ca
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"secret" * 2000 + b"\r\n\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await reader.read()
     finally:
         writer.close()

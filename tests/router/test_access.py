@@ -125,7 +125,7 @@ async def test_every_error_has_the_envelope() -> None:
 
 async def test_bodies_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang_lite.router.bodies.BODY_SECONDS", 0.05)
-    async with router_over(NullWorker()) as router, asyncio.timeout(5):
+    async with router_over(NullWorker()) as router, asyncio.timeout(20):
         for path in ("/generate", "/v1/tokenize", "/flush_cache"):
             for rest in (b"transfer-encoding: chunked\r\n\r\n5\r\nabc", b"content-length: 9\r\n\r\nabc"):
                 reader, writer = await asyncio.open_connection(*router.url.removeprefix("http://").split(":"))

@@ -54,7 +54,7 @@ async def raw(router: RouterUnderTest, *lines: str) -> bytes:
     head = [f"POST {CHAT_PATH} HTTP/1.1", "host: x", f"content-length: {len(body)}", *lines, "", ""]
     writer.write("\r\n".join(head).encode() + body)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             return await reader.readline()
     finally:
         writer.close()
@@ -182,7 +182,7 @@ async def test_a_drain_waits_for_calls_that_no_worker_has_at_the_moment() -> Non
     worker.answer = fixed(503)
     async with router_over(worker, retry_initial_backoff_ms=60_000.0, retry_max_backoff_ms=60_000.0) as router:
         call = asyncio.create_task(router.post(CHAT_PATH, CHAT))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not worker.seen or router.context.leases.total:
                 await asyncio.sleep(0.01)
         draining = asyncio.create_task(wait_idle(router.context, asyncio.Event(), 60))
@@ -197,7 +197,7 @@ async def test_a_drain_waits_for_calls_that_no_worker_has_at_the_moment() -> Non
 
         worker.answer = wait
         call = asyncio.create_task(router.post("/update_weights_from_disk", {"model_path": "p"}))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not worker.count("/update_weights_from_disk"):
                 await asyncio.sleep(0.01)
         draining = asyncio.create_task(wait_idle(router.context, asyncio.Event(), 60))

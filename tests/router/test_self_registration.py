@@ -94,7 +94,7 @@ async def test_a_router_that_comes_later_and_one_that_forgets(caplog: pytest.Log
             async with router_at(port) as context:
                 await until(lambda context=context: bool(context.registry.registered()))  # type: ignore[misc]
         # The router is away at the end: leaving takes no longer for that.
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await registrations.leave()
 
 

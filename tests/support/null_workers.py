@@ -75,7 +75,7 @@ class RouterUnderTest:
 
     async def registered(self, count: int) -> None:
         """Wait until ``count`` workers have introduced themselves."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(self.context.registry.registered()) < count:
                 await asyncio.sleep(0.005)
 

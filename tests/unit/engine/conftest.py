@@ -61,7 +61,7 @@ async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 
 async def until_idle(engine: AsyncEngine) -> None:
     """Wait for the core to have no request; every page must be back then."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while True:
             load = await engine.loads()
             if load.num_running + load.num_waiting == 0:

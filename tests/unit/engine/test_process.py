@@ -90,7 +90,7 @@ async def test_killing_the_core_answers_every_pending_request(chain_model: Path)
 
 async def test_a_fault_of_the_engine_is_told_to_every_client(chain_model: Path) -> None:
     async with await start_engine(chain_model, "fault") as engine:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             output = await run_to_end(engine, ask("victim"))
         assert output.finish_reason is not None
         assert output.finish_reason.status_code == 500
@@ -100,7 +100,7 @@ async def test_a_fault_of_the_engine_is_told_to_every_client(chain_model: Path) 
 
 async def test_a_step_that_never_returns_ends_the_core(chain_model: Path) -> None:
     async with await start_engine(chain_model, "600000", watchdog_timeout=0.2) as engine:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             output = await run_to_end(engine, ask("stuck"))
         assert output.finish_reason is not None
         assert "did not return" in (output.finish_reason.message or "")
