@@ -153,8 +153,11 @@ or with the OpenAI SDK (pip install openai):
 """
 
 
-def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path, name: str = "server") -> None:
     """Wait for ``/health``, and show how long it takes.
+
+    Args:
+        name: what to call it.
 
     Raises:
         DemoError: the server ended, or takes too long; with the end of its log.
@@ -162,18 +165,18 @@ def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> N
     started = time.monotonic()
     terminal = sys.stderr.isatty()
     if not terminal:
-        print("Starting the server ...", file=sys.stderr, flush=True)
+        print(f"Starting the {name} ...", file=sys.stderr, flush=True)
     while not _is_healthy(port):
         elapsed = time.monotonic() - started
         if server.poll() is not None:
-            raise DemoError(f"the server ended with exit code {server.returncode}:\n{last_lines(log)}")
+            raise DemoError(f"the {name} ended with exit code {server.returncode}:\n{last_lines(log)}")
         if elapsed > START_TIMEOUT:
-            raise DemoError(f"the server is not ready after {START_TIMEOUT:.0f} s:\n{last_lines(log)}")
+            raise DemoError(f"the {name} is not ready after {START_TIMEOUT:.0f} s:\n{last_lines(log)}")
         if terminal:
-            print(f"\rStarting the server ... {elapsed:4.1f} s", end="", file=sys.stderr, flush=True)
+            print(f"\rStarting the {name} ... {elapsed:4.1f} s", end="", file=sys.stderr, flush=True)
         time.sleep(0.1)
     lead = "\r" if terminal else ""
-    print(f"{lead}The server is ready after {time.monotonic() - started:.1f} s.", file=sys.stderr, flush=True)
+    print(f"{lead}The {name} is ready after {time.monotonic() - started:.1f} s.", file=sys.stderr, flush=True)
 
 
 def _is_healthy(port: int) -> bool:

@@ -72,8 +72,8 @@ def _run(options: argparse.Namespace, directory: Path) -> int:
         for role, port in (("prefill", places.prefill), ("decode", places.decode)):
             log = directory / f"{role}.log"
             servers.append((stack.enter_context(_server(role, port, places, options, log)), port, log))
-        for server, port, log in servers:
-            demo.wait_until_ready(server, port, log)
+        for (server, port, log), role in zip(servers, ("prefill", "decode"), strict=True):
+            demo.wait_until_ready(server, port, log, f"{role} server")
         stack.enter_context(_dispatching(places))
         print(f"\nYou: {options.question}\nModel: ", end="", flush=True)
         text = ""
