@@ -6,7 +6,7 @@ VENV ?= .venv
 # Extra arguments of pytest, for example `make test PYTEST="-k radix"`.
 PYTEST ?=
 # Test processes for pairs of servers, and for everything else; `make test JOBS=0 PAIR_JOBS=0` starts none.
-JOBS ?= 2
+JOBS ?= 3
 PAIR_JOBS ?= 2
 # 0 stops the demo after its first answer.
 KEEP_RUNNING ?= 1

@@ -75,6 +75,12 @@ def test_results_are_kept_by_content(compiler: GrammarCompiler) -> None:
     assert compiler.submit(Grammar("regex", "kept")) is not first
 
 
+def stop(process_id: int) -> None:
+    """Stop a child, and wait until it is: until then it would still read what it is sent."""
+    os.kill(process_id, signal.SIGSTOP)
+    os.waitid(os.P_PID, process_id, os.WSTOPPED | os.WNOWAIT)
+
+
 @pytest.mark.parametrize(
     ("number", "kind", "message"),
     [
@@ -88,7 +94,7 @@ def test_a_process_that_dies_costs_its_grammar_only(number: int, kind: type[Exce
         assert process.compile(Grammar("regex", "a"))
         running = process._process
         assert running is not None
-        os.kill(running.pid, signal.SIGSTOP)
+        stop(running.pid)
         results: Future[Any] = Future()
 
         def compile_it() -> None:
@@ -117,7 +123,7 @@ def test_a_slow_grammar_is_given_up() -> None:
     try:
         process.compile(Grammar("regex", "a"))
         assert process._process is not None
-        os.kill(process._process.pid, signal.SIGSTOP)
+        stop(process._process.pid)
         process._seconds = 0.2
         with pytest.raises(GrammarError, match=r"more than 0\.2 seconds"):
             process.compile(Grammar("regex", "b"))
@@ -131,7 +137,7 @@ def test_a_compiler_that_reads_nothing_is_given_up() -> None:
     try:
         process.compile(Grammar("regex", "a"))
         assert process._process is not None
-        os.kill(process._process.pid, signal.SIGSTOP)
+        stop(process._process.pid)
         process._seconds = 0.2
         with pytest.raises(GrammarError, match=r"more than 0\.2 seconds"):
             process.compile(Grammar("regex", "b" * 1_000_000))
