@@ -46,12 +46,14 @@ async def wait_idle(context: ServerContext, timeout: float) -> None:
 
 
 async def _progress(context: ServerContext, seconds: float) -> Any:
-    """What changes as long as prompts are computed and pages move. A core that is in a long step answers later."""
+    """What changes as long as prompts are computed and pages move."""
     try:
         async with asyncio.timeout(seconds):
             loads = [load for _, load in await context.engine.replica_loads()]
     except (TimeoutError, RequestError):
         loads = []
+    if any(load.num_prefilling and not load.paused for load in loads):
+        return object()  # unlike any other: one step may take longer than the patience, and the core answers meanwhile
     moved = [
         (load.transfers.by_state, load.transfers.spans, load.transfers.bytes, load.transfers.transfers)
         for load in loads

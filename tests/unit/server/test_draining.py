@@ -61,6 +61,18 @@ async def test_it_does_not_wait_for_more_than_its_requests() -> None:
     await asyncio.wait_for(waiting, 10)
 
 
+async def test_a_step_that_takes_longer_than_the_patience_is_progress() -> None:
+    engine = Moving(1, disaggregation_mode="prefill")
+    engine.load = msgspec.structs.replace(engine.load, num_running=1, num_prefilling=1)
+    context = ServerContext(engine)
+    with context.generation():
+        waiting = asyncio.create_task(wait_for_requests(context, 60))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        engine.load = msgspec.structs.replace(engine.load, paused=True)
+        await asyncio.wait_for(waiting, 10)
+
+
 async def test_its_time_is_limited_all_the_same() -> None:
     engine = Moving(1_000_000, disaggregation_mode="prefill")
     context = ServerContext(engine)
