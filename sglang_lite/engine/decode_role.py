@@ -39,6 +39,7 @@ class DecodeRole:
         self._fallback = fallback
         self._vocab_size = vocab_size
         self._unopened: dict[int, TransferParams] = {}
+        self._next: int | None = None
         self._settling: dict[int, _Reserved] = {}
         self._open: set[int] = set()
         self._waiting_since: dict[int, float] = {}
@@ -57,6 +58,7 @@ class DecodeRole:
                 continue
             if key in held:
                 self._unopened[key] = params
+                self._next = None
             else:
                 self._sessions.refuse(params.rid, params, "the decode server refused the request")
 
@@ -122,12 +124,21 @@ class DecodeRole:
             self._waiting_since[key] = now
         for key in self._waiting_since.keys() - self._unopened.keys():
             del self._waiting_since[key]
+        # To put thousands in order takes longer than a step: whoever found no pages stays first until others come.
+        if self._next in self._unopened and not self._reserve_for(self._next, now):
+            return
         for key in self._scheduler.without_pages() if self._unopened else ():
-            pages = self._scheduler.reserve_incoming(key)
-            if pages is None:
+            if not self._reserve_for(key, now):
+                self._next = key
                 return
-            self._settling[key] = _Reserved(self._unopened.pop(key), pages, self._scheduler.stale_step)
-            self._distributions.observe("kv_transfer_alloc_ms", (now - self._waiting_since.pop(key)) * 1e3)
+
+    def _reserve_for(self, key: int, now: float) -> bool:
+        pages = self._scheduler.reserve_incoming(key)
+        if pages is None:
+            return False
+        self._settling[key] = _Reserved(self._unopened.pop(key), pages, self._scheduler.stale_step)
+        self._distributions.observe("kv_transfer_alloc_ms", (now - self._waiting_since.pop(key)) * 1e3)
+        return True
 
     def _open_settled(self) -> None:
         """Tell peers of pages once no plan is under way that was made when they belonged to somebody else."""

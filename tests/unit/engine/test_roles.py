@@ -287,6 +287,27 @@ def test_who_gets_pages_first(options: dict[str, Any], order: list[int]) -> None
     assert side.ends == [FinishCode.LENGTH] * 4 and side.used_pages == 0
 
 
+def test_those_that_wait_for_pages_are_not_put_in_order_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands may wait, and a turn comes with every step."""
+    asked: list[int] = []
+    order = Scheduler.without_pages
+
+    def counted(scheduler: Scheduler) -> list[int]:
+        asked.append(1)
+        return order(scheduler)
+
+    monkeypatch.setattr(Scheduler, "without_pages", counted)
+    side = Side("decode", policy="priority")
+    for key in (1, 2, 3):
+        side.request(key, 2, PROMPT * 7)
+    before = len(asked)
+    side.turn()
+    assert len(asked) == before <= 6
+    side.abort(2)
+    side.turn(KVArrived(1, FirstToken(3)))
+    assert side.sessions.told[-1] == ("open", 3)
+
+
 @pytest.mark.parametrize(
     "first",
     [FirstToken(30), FirstToken(-1), FirstToken(3, logprob=-0.5, top_logprobs=((-0.5, 30),), token_ids_logprobs=())],
