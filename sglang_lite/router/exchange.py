@@ -36,11 +36,16 @@ BROKEN = "The worker ended before its answer was complete; what came is not all 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer of a worker."""
+    """A whole answer of a worker.
+
+    Attributes:
+        is_probe: the request was the probe of the worker's breaker.
+    """
 
     status: int
     headers: dict[str, str]
     body: bytes
+    is_probe: bool = False
 
 
 async def exchange(
@@ -88,7 +93,7 @@ async def exchange(
                     lease.judge(upstream.status < 500)
                 if upstream.status == SHUTTING_DOWN:
                     call.context.suspect(worker)
-                return None, Reply(upstream.status, {**kept, **extra}, data)
+                return None, Reply(upstream.status, {**kept, **extra}, data, lease.is_probe)
     except TimeoutError:
         if not limit.expired():
             raise

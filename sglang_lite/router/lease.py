@@ -13,6 +13,9 @@ from sglang_lite.router.workers import Worker
 class Lease:
     """A worker's load and breaker while a request is there; says how it ended exactly once, whatever happens.
 
+    Attributes:
+        is_probe: the breaker is half open, and learns from this request whether the worker is well.
+
     Raises:
         RouterError: stale_request_expired when the lease ran out, breaker_open when another request has the probe.
     """
@@ -22,13 +25,13 @@ class Lease:
         self._worker = worker
         self._lease = -1
         self._verdict: bool | None = None
-        self._is_probe = False
+        self.is_probe = False
         self._scope = asyncio.timeout(None)
 
     async def __aenter__(self) -> Lease:
         if not self._worker.breaker.acquire(self._context.now):
             raise RouterError("breaker_open", ALL_REST)
-        self._is_probe = self._worker.breaker.state is not BreakerState.CLOSED
+        self.is_probe = self._worker.breaker.state is not BreakerState.CLOSED
         await self._scope.__aenter__()
         self._lease = self._context.leases.acquire(self._worker.index, self._context.now)
         self._context.scopes[self._lease] = self._scope
@@ -54,8 +57,8 @@ class Lease:
             raise RouterError("stale_request_expired", message) from None
         finally:
             if self._verdict is None:
-                breaker.forget(self._is_probe)
+                breaker.forget(self.is_probe)
             elif self._verdict:
-                breaker.succeed(self._is_probe)
+                breaker.succeed(self.is_probe)
             else:
-                breaker.fail(context.now, self._is_probe)
+                breaker.fail(context.now, self.is_probe)

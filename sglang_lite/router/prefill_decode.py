@@ -199,7 +199,7 @@ async def _refused(
         await _outcome(worker, sent)
     assert isinstance(failure, Reply)
     if failure.status == FAULT:  # decode, which waits, is not the reason
-        worker.breaker.fail(call.context.now, is_probe=False)
+        worker.breaker.fail(call.context.now, failure.is_probe)
     if failure.status < HTTPStatus.BAD_REQUEST:
         raise _FailedError(worker, error=RouterError("upstream_unreachable", BROKEN))
     if failure.status in RETRIED:
@@ -229,7 +229,7 @@ def _reasons(call: Call, pair: Pair, sent: asyncio.Task[Reply], reply: Reply) ->
     if failure is not None:
         return (pair.prefill,)
     if reply.status == FAULT:
-        pair.decode.breaker.fail(call.context.now, is_probe=False)
+        pair.decode.breaker.fail(call.context.now, reply.is_probe)
     return (pair.decode,)
 
 

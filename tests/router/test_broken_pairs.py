@@ -264,6 +264,29 @@ async def test_one_side_does_not_open_the_breaker_of_the_other() -> None:
         assert router.context.registry.workers[other.url].breaker.state is BreakerState.CLOSED
 
 
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_a_probe_that_fails_opens_the_breaker_of_its_side_again(side: str) -> None:
+    """What a side's own 500 means is known when its call has ended; the other side waits, or has answered."""
+    bad, rest = (prefill(), Held("decode")) if side == "prefill" else (decode(), prefill())
+    bad.answer = fixed(500)
+
+    async def fail_behind_prefill(request: web.Request, data: bytes) -> web.StreamResponse:
+        while rest_of.load:  # until prefill has answered
+            await asyncio.sleep(0.001)
+        return web.Response(status=500)
+
+    if side == "decode":
+        bad.answer = fail_behind_prefill
+    async with router_over(bad, rest, disable_retries=True, cb_timeout_duration_secs=0.0) as router:
+        breaker = router.context.registry.workers[bad.url].breaker
+        rest_of = router.context.registry.workers[rest.url]
+        for _ in range(3):
+            breaker.fail(router.context.now)
+        async with asyncio.timeout(20):
+            assert (await router.post(CHAT_PATH, CHAT))[0] == 500
+        assert breaker.state is BreakerState.OPEN
+
+
 async def test_a_client_that_leaves_while_prefill_is_waited_for() -> None:
     one, other = Held("prefill"), decode()
 
