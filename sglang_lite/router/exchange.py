@@ -153,11 +153,12 @@ def cut_off(call: Call, response: web.StreamResponse) -> web.StreamResponse:
 
 
 async def _begin_stream(call: Call, upstream: Upstream, extra: dict[str, str] | None) -> web.StreamResponse:
-    """Status and headers of a stream go to the client."""
+    """Status and headers of a stream go to the client. One that is gone is noticed at the first write."""
     kept = {name: upstream.headers[name] for name in _RETURNED if name in upstream.headers}
     headers = {**kept, REQUEST_ID: call.request_id, **(extra or {})}
     response = stream_response(call.request, upstream.status, headers)
-    await response.prepare(call.request)
+    with suppress(ConnectionError):
+        await response.prepare(call.request)
     call.request[BEGUN] = response
     return response
 

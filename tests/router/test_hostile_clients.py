@@ -8,11 +8,13 @@ import logging
 import os
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
 
-from sglang_lite.router.breaker import Breaker, BreakerLimits
+from sglang_lite.router import exchange
+from sglang_lite.router.breaker import Breaker, BreakerLimits, BreakerState
 from sglang_lite.router.context import RouterContext
 from sglang_lite.router.grpc_worker import metadata_of
 from sglang_lite.router.kv_wire import WrongEventsError, read_batch
@@ -273,3 +275,34 @@ async def test_broken_requests_do_not_fill_the_log(caplog: pytest.LogCaptureFixt
         assert b"200" in await raw(router)
     assert "Traceback" not in caplog.text and "x{}" not in caplog.text
     assert sum(len(record.getMessage()) for record in caplog.records if record.levelno > logging.INFO) < 1000
+
+
+@pytest.mark.parametrize("options", [{}, {"hedge_after_secs": 60.0}, {"migrate_streams": True}])
+async def test_a_client_that_leaves_as_its_stream_begins(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing about the worker, and nobody else gets the request."""
+    begin = exchange.stream_response
+
+    def leave(request: web.Request, status: int, headers: dict[str, str]) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return begin(request, status, headers)
+
+    monkeypatch.setattr(exchange, "stream_response", leave)
+    workers = NullWorker(), NullWorker()
+
+    async def stream(request: web.Request, data: bytes) -> web.StreamResponse:
+        headers = {"content-type": "text/event-stream", "x-sgl-resumable": "1"}
+        return web.Response(body=b"data: a\n\n:sgl {}\n\n", headers=headers)
+
+    for worker in workers:
+        worker.answer = stream
+    async with router_over(*workers, cb_failure_threshold=1, **options) as router:
+        with pytest.raises(aiohttp.ClientError):
+            await router.post(CHAT_PATH, {**CHAT, "stream": True})
+        async with asyncio.timeout(20):
+            while router.context.serving:
+                await asyncio.sleep(0.005)
+        assert [worker.breaker.state for worker in router.context.registry.targets()] == [BreakerState.CLOSED] * 2
+        assert sum(worker.count(CHAT_PATH) for worker in workers) == 1
