@@ -19,6 +19,7 @@ from sglang_lite.router.context import RouterContext
 from sglang_lite.router.grpc_worker import metadata_of
 from sglang_lite.router.kv_wire import WrongEventsError, read_batch
 from sglang_lite.router.lease import Lease
+from sglang_lite.router.limited import stream_response
 from sglang_lite.router.prefix_tree import PrefixTree
 from sglang_lite.router.run import wait_idle
 from tests.router.test_pairs_and_control import decode, prefill
@@ -282,12 +283,10 @@ async def test_a_client_that_leaves_as_its_stream_begins(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says nothing about the worker, and nobody else gets the request."""
-    begin = exchange.stream_response
-
     def leave(request: web.Request, status: int, headers: dict[str, str]) -> web.StreamResponse:
         assert request.transport is not None
         request.transport.abort()
-        return begin(request, status, headers)
+        return stream_response(request, status, headers)
 
     monkeypatch.setattr(exchange, "stream_response", leave)
     workers = NullWorker(), NullWorker()
