@@ -283,6 +283,7 @@ async def test_a_client_that_leaves_as_its_stream_begins(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says nothing about the worker, and nobody else gets the request."""
+
     def leave(request: web.Request, status: int, headers: dict[str, str]) -> web.StreamResponse:
         assert request.transport is not None
         request.transport.abort()
