@@ -79,6 +79,7 @@ async def test_clients_that_give_up_leave_no_pair_waiting(pair: Pair, oracle: Or
     await pair.settled()
 
 
+@pytest.mark.timeout(STORM_SECONDS + 200.0)
 async def test_random_kills_among_many_sessions(pair: Pair, oracle: Oracle) -> None:
     """200 requests at a time, a server killed every few seconds: answers are right or say that they failed."""
     counts: Counter[str] = Counter()
