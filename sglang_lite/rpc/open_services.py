@@ -1,6 +1,6 @@
 """Health and reflection: services without a key, whose streams last as long as a client likes.
 
-Each may have a few streams at a time, so that strangers cannot take the places of calls with a key, and neither waits
+Each may have so many streams at a time, so that strangers cannot take the places of calls with a key, and neither waits
 for a client that does not read.
 """
 
@@ -17,8 +17,9 @@ from grpc_reflection.v1alpha import reflection
 
 from sglang_lite.rpc.status import Call
 
-MAX_STREAMS = 16
-"""Of either service."""
+MAX_WATCHERS = 256
+"""Of health: each channel of a client that checks health by itself holds one."""
+MAX_REFLECTIONS = 16
 _WRITE_SECONDS = 10.0
 _REFLECTION_SECONDS = 300.0
 
@@ -26,14 +27,15 @@ _REFLECTION_SECONDS = 300.0
 class _Places:
     """Streams that are open."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, most: int) -> None:
         self._what = what
+        self._most = most
         self._taken = 0
 
     async def check(self, call: Call) -> None:
         """Refuse a call when all places are taken."""
-        if self._taken >= MAX_STREAMS:
-            message = f"there are {MAX_STREAMS} {self._what} already"
+        if self._taken >= self._most:
+            message = f"there are {self._most} {self._what} already"
             await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
     @contextmanager
@@ -57,7 +59,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._names = frozenset(names)
         self._serving = False
         self._changed = asyncio.Event()
-        self._places = _Places("watchers of health")
+        self._places = _Places("watchers of health", MAX_WATCHERS)
 
     def set(self, serving: bool) -> None:
         """Tell whoever watches."""
@@ -104,7 +106,7 @@ class ReflectionService(reflection.aio.ReflectionServicer):  # type: ignore[misc
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__(names)
-        self._places = _Places("streams of reflection")
+        self._places = _Places("streams of reflection", MAX_REFLECTIONS)
 
     async def ServerReflectionInfo(self, request_iterator: Any, call: Call) -> AsyncIterator[Any]:
         """Answers to questions about the services."""

@@ -22,7 +22,7 @@ from sglang_lite.rpc.generated.sglang.grpc.scheduler import sglang_scheduler_pb2
 from sglang_lite.rpc.generated.sglang.runtime.v1 import sglang_pb2
 from sglang_lite.rpc.inner import Inner
 from sglang_lite.rpc.native_service import NativeService
-from sglang_lite.rpc.open_services import HealthService, ReflectionService
+from sglang_lite.rpc.open_services import MAX_REFLECTIONS, MAX_WATCHERS, HealthService, ReflectionService
 from sglang_lite.rpc.scheduler_service import SchedulerService
 from sglang_lite.rpc.sidecar import make_sidecar
 from sglang_lite.rpc.status import Call, Handler, with_status
@@ -100,7 +100,7 @@ class GrpcServer:
 
     def __init__(self, context: ServerContext, inner: Inner) -> None:
         self._context = context
-        limit = context.config.max_concurrent_requests + _SPARE_CALLS
+        limit = context.config.max_concurrent_requests + _SPARE_CALLS + MAX_WATCHERS + MAX_REFLECTIONS
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=limit)
         servicers = (NativeService(context, inner), SchedulerService(context, inner))
         for descriptor, servicer in zip(_SERVICES, servicers, strict=True):

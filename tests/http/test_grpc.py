@@ -18,10 +18,10 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from sglang_lite.rpc import open_services
 from sglang_lite.rpc.generated.sglang.grpc.scheduler import sglang_scheduler_pb2 as scheduler_pb
 from sglang_lite.rpc.generated.sglang.runtime.v1 import sglang_pb2 as pb
 from sglang_lite.rpc.generated.smg.grpc.common import common_pb2
+from sglang_lite.rpc.open_services import MAX_REFLECTIONS, MAX_WATCHERS
 from tests.support.grpc_server import GrpcClients, grpc_server
 
 GREEDY = {"temperature": 0.0}
@@ -333,9 +333,8 @@ async def test_health_service_and_reflection(clients: GrpcClients) -> None:
     call.cancel()
 
 
-async def test_strangers_take_few_places(clients: GrpcClients, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_strangers_take_few_places(clients: GrpcClients) -> None:
     """Streams that need no key and last as long as a client likes."""
-    monkeypatch.setattr(open_services, "MAX_STREAMS", 2)
     health = health_pb2_grpc.HealthStub(clients.channel)
     reflection = reflection_pb2_grpc.ServerReflectionStub(clients.channel)
 
@@ -352,8 +351,8 @@ async def test_strangers_take_few_places(clients: GrpcClients, monkeypatch: pyte
             await call.read()
         return call
 
-    for make in (watch, reflect):
-        held = [await make() for _ in range(2)]
+    for make, most in ((watch, MAX_WATCHERS), (reflect, MAX_REFLECTIONS)):
+        held = [await make() for _ in range(most)]
         refused_call = await make()
         assert await refused_call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         for call in held:
