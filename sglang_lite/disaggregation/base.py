@@ -101,7 +101,25 @@ class KVQuiesced:
     key: int
 
 
-Event = PeerReady | KVSent | KVArrived | KVFailed | KVQuiesced
+@dataclass(frozen=True, slots=True)
+class PrefillLost:
+    """Decode: the process behind a prefill server's address is gone. Who came here before ``until`` was sent to it.
+
+    Attributes:
+        host, port: of its bootstrap server.
+        until: monotonic seconds: when the process was last heard, or nobody answered at its address any more.
+        message: for the clients of those who wait for pages here, and for the log.
+        key: of no request.
+    """
+
+    host: str
+    port: int
+    until: float
+    message: str
+    key: int = -1
+
+
+Event = PeerReady | KVSent | KVArrived | KVFailed | KVQuiesced | PrefillLost
 
 
 class SessionStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,15 @@ import collections
 import numpy as np
 
 from sglang_lite.disaggregation import frames as wire
-from sglang_lite.disaggregation.base import FAKE_HOST, FirstToken, KVArrived, KVFailed, KVQuiesced, SessionStats
+from sglang_lite.disaggregation.base import (
+    FAKE_HOST,
+    FirstToken,
+    KVArrived,
+    KVFailed,
+    KVQuiesced,
+    PrefillLost,
+    SessionStats,
+)
 from sglang_lite.disaggregation.bootstrap_client import BootstrapClient, HandshakeError
 from sglang_lite.disaggregation.decode_arrival import Arrival
 from sglang_lite.disaggregation.decode_endings import DecodeEndings
@@ -270,12 +278,20 @@ class DecodeWorker(SessionWorker):
             if (session.params.host, session.params.port) == (server.host, server.port):
                 message = f"Lost connection with prefill instance {server.host}:{server.port}: {why}"
                 self._endings.fail(session, 500, "peer_lost", message)
+        if self._directory is not None:
+            self._lost(server.host, server.port, self._directory.last_life(server.host, server.port), why)
+
+    def _lost(self, host: str, port: int, until: float, why: str = "another process has its address now") -> None:
+        """Also those that wait for pages hear of it: at the new process they would wait for what never comes."""
+        self.emit(PrefillLost(host, port, until, f"Lost connection with prefill instance {host}:{port}: {why}"))
 
     def on_start(self) -> None:
         """See ``SessionWorker``."""
         place = self.place
         self._client = BootstrapClient()
-        self._directory = PrefillDirectory(self._client, self.memory, place.tp_rank, place.tp_size, place.kv_replicated)
+        self._directory = PrefillDirectory(
+            self._client, self.memory, place.tp_rank, place.tp_size, place.kv_replicated, self._lost
+        )
         self._endings.directory = self._directory
         self.spawn(ServerWatch(self._client, self._directory, self.options, self._server_lost).run())
 

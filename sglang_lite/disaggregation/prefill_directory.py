@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -48,17 +50,35 @@ class Found:
     num_decode_ranks: int
 
 
+class _Life:
+    """Of the process behind an address: its ranks' instances, and when it was last heard or known not to be there."""
+
+    __slots__ = ("instances", "until")
+
+    def __init__(self, instances: frozenset[str], until: float) -> None:
+        self.instances, self.until = instances, until
+
+
 class PrefillDirectory:
     """Asks bootstrap servers, and remembers.
 
     Args:
         tp_rank, tp_size: of this worker.
         kv_replicated: every rank of the prefill server has everything.
+        on_replaced: called with host, port and ``PrefillLost.until`` when another process is found behind an address.
     """
 
     def __init__(
-        self, client: BootstrapClient, memory: PoolMemory, tp_rank: int, tp_size: int, kv_replicated: bool
+        self,
+        client: BootstrapClient,
+        memory: PoolMemory,
+        tp_rank: int,
+        tp_size: int,
+        kv_replicated: bool,
+        on_replaced: Callable[[str, int, float], None] = lambda host, port, until: None,
     ) -> None:
+        self._on_replaced = on_replaced
+        self._lives: dict[tuple[str, int], _Life] = {}
         self._client, self._memory = client, memory
         self._tp_rank, self._tp_size, self._replicated = tp_rank, tp_size, kv_replicated
         self._servers: dict[tuple[str, int], PrefillServer] = {}
@@ -78,6 +98,28 @@ class PrefillDirectory:
         server = self._servers.get((host, port))
         if server is not None:
             server.checked = max(server.checked, now)
+        self.note_alive(host, port)
+
+    def note_alive(self, host: str, port: int) -> None:
+        """The process that we know is there, or nobody is."""
+        life = self._lives.get((host, port))
+        if life is not None:
+            life.until = time.monotonic()
+
+    def last_life(self, host: str, port: int) -> float:
+        """When the process that we know was last heard, or nobody was there; 0.0 when we know none."""
+        life = self._lives.get((host, port))
+        return 0.0 if life is None else life.until
+
+    def _note(self, key: tuple[str, int], instances: frozenset[str]) -> None:
+        """These are there now."""
+        life = self._lives.get(key)
+        if life is not None and instances and life.instances and not instances & life.instances:
+            self._on_replaced(*key, life.until)
+        self._lives.pop(key, None)
+        while len(self._lives) >= MOST_SERVERS:
+            del self._lives[next(iter(self._lives))]
+        self._lives[key] = _Life(instances, time.monotonic())
 
     async def find(self, params: TransferParams, patience: float, *, must_fit: bool = True) -> list[Found]:
         """The ranks that have, or will have, a request's KV, or have to know of it.
@@ -153,6 +195,7 @@ class PrefillDirectory:
             if server is not None and loop.time() - server.checked < FRESH_SECONDS:
                 return server
             info = await self._ask(host, port, loop.time() + patience)
+            self._note(key, frozenset(info.instances))
             if server is None or server.info != info:
                 while len(self._servers) >= MOST_SERVERS:
                     self.forget(*next(iter(self._servers)))
@@ -168,6 +211,7 @@ class PrefillDirectory:
             try:
                 return await self._client.topology(host, port)
             except HandshakeError as error:
+                self.note_alive(host, port)
                 # Ranks that have not registered are worth waiting for; a server that is not there is not, for long.
                 if loop.time() > until or (attempt >= _QUICK_ATTEMPTS and " answers 503" not in str(error)):
                     raise

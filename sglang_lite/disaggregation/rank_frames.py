@@ -15,6 +15,7 @@ from sglang_lite.disaggregation.base import (
     KVQuiesced,
     KVSent,
     PeerReady,
+    PrefillLost,
     SessionStats,
 )
 from sglang_lite.types import Int32Array, TransferParams
@@ -70,6 +71,7 @@ _KINDS: tuple[type[Event] | type[SessionStats], ...] = (
     KVArrived,
     KVFailed,
     KVQuiesced,
+    PrefillLost,
     SessionStats,
 )
 _COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import collections
 from dataclasses import dataclass, field
 
-from sglang_lite.disaggregation.base import Event, FirstToken, KVArrived, KVFailed, KVQuiesced, KVSent, PeerReady
+from sglang_lite.disaggregation.base import (
+    Event,
+    FirstToken,
+    KVArrived,
+    KVFailed,
+    KVQuiesced,
+    KVSent,
+    PeerReady,
+    PrefillLost,
+)
 
 
 @dataclass(slots=True)
@@ -67,6 +76,8 @@ class RankMerge:
         Returns:
             What to tell the core, and whether to end the request on all ranks.
         """
+        if isinstance(event, PrefillLost):
+            return [event] if rank == 0 else [], False  # all ranks ask the same bootstrap server
         request = self._requests.get(event.key)
         if request is None:
             return [], False  # the answer to an abort that crossed its end

@@ -31,9 +31,12 @@ class ServerWatch:
         instance = await self._client.health(server.host, server.port)
         if instance is not None and server.health_instance in (None, instance):
             server.health_failures, server.health_instance = 0, instance
+            self._directory.note_alive(server.host, server.port)
             return
         server.health_failures += 1
         is_replaced = instance is not None
+        if not is_replaced:
+            self._directory.note_alive(server.host, server.port)  # at least no other one is there
         if is_replaced or server.health_failures >= self._options.heartbeat_max_failure:
             self._directory.forget(server.host, server.port)
             why = "another process has its address now" if is_replaced else "its bootstrap server does not answer"

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import dataclass
 
 import msgspec
 
-from sglang_lite.disaggregation.base import DecodeSessions, FirstToken, KVArrived, KVFailed, KVQuiesced, SessionStats
+from sglang_lite.disaggregation.base import (
+    DecodeSessions,
+    FirstToken,
+    KVArrived,
+    KVFailed,
+    KVQuiesced,
+    PrefillLost,
+    SessionStats,
+)
 from sglang_lite.disaggregation.distributions import Distributions, add
 from sglang_lite.engine.roles import code_of, logprob_record
 from sglang_lite.scheduler.scheduler import Scheduler
 from sglang_lite.types import FinishCode, Int32Array, OutputColumns, RequestColumns, TransferParams
+
+logger = logging.getLogger(__name__)
 
 _PEER_REASONS = ("handshake", "peer_lost", "peer_failed", "timeout")
 """Failures of the prefill side, after which the prompt can still be computed here."""
@@ -77,6 +89,8 @@ class DecodeRole:
                     self._failed(event, now)
                 case KVQuiesced(key=key):
                     self._scheduler.release_hold(key)
+                case PrefillLost():
+                    self._prefill_lost(event, now)
                 case _:
                     pass
         for key in self._scheduler.take_ended():
@@ -174,6 +188,25 @@ class DecodeRole:
             f"the prefill server hands over token {largest}, but the vocabulary here has {self._vocab_size}; both must "
             f"serve the same model"
         )
+
+    def _prefill_lost(self, event: PrefillLost, now: float) -> None:
+        """Those that wait for pages hear it too. What they wait for was asked of a process that is gone."""
+        lost = [
+            key
+            for key, params in self._unopened.items()
+            if (params.host, params.port) == (event.host, event.port)
+            and self._waiting_since.get(key, math.inf) <= event.until
+        ]
+        for key in lost:
+            del self._unopened[key]
+            if self._fallback:
+                self._scheduler.release_held(key, lent=False)
+            else:
+                self._scheduler.fail_request(key, FinishCode.ERROR, event.message, now)
+        if lost:
+            logger.warning(
+                "%s; it was to send the prompts of %d requests that wait for pages", event.message, len(lost)
+            )
 
     def _failed(self, event: KVFailed, now: float) -> None:
         if event.key in self._open:

@@ -27,7 +27,6 @@ from tests.support.disaggregated_pair import (
     Answer,
     Oracle,
     Pair,
-    make_model,
     prompt_of,
 )
 
@@ -103,17 +102,6 @@ def _table(rows: list[Row]) -> str:
             f"| {row.settled:.1f} s |"
         )
     return "\n".join(lines) + "\n"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def oracle(model: Path) -> Iterator[Oracle]:
-    with Oracle.of(model) as oracle:
-        yield oracle
 
 
 @pytest.fixture(scope="module")

@@ -9,21 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.disaggregated_pair import DECODE, PREFILL, Oracle, Pair, make_model, prompt_of
+from tests.support.disaggregated_pair import DECODE, PREFILL, Oracle, Pair, prompt_of
 
 LIMIT = 1.0
 """Seconds within which the other side must have heard. The servers themselves would wait for minutes."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def oracle(model: Path) -> Iterator[Oracle]:
-    with Oracle.of(model) as oracle:
-        yield oracle
 
 
 @pytest.fixture(scope="module")

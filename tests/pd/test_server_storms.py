@@ -24,7 +24,6 @@ from tests.support.disaggregated_pair import (
     Answer,
     Oracle,
     Pair,
-    make_model,
     prompt_of,
 )
 
@@ -37,17 +36,6 @@ WAITS = {**SHORT_WAITS, "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "12"}
 
 STORM_SECONDS = 120.0 if IS_FULL else 10.0
 AT_ONCE = 200
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def oracle(model: Path) -> Iterator[Oracle]:
-    with Oracle.of(model) as oracle:
-        yield oracle
 
 
 @pytest.fixture(scope="module", params=BACKENDS)

@@ -12,18 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.disaggregated_pair import DECODE, PREFILL, SHORT_WAITS, Oracle, Pair, is_idle, make_model, prompt_of
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def oracle(model: Path) -> Iterator[Oracle]:
-    with Oracle.of(model) as oracle:
-        yield oracle
+from tests.support.disaggregated_pair import DECODE, PREFILL, SHORT_WAITS, Oracle, Pair, is_idle, prompt_of
 
 
 @pytest.fixture(scope="module", params=["tcp", "mooncake_tcp", "nixl"])

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sglang_lite.disaggregation.base import Event, FirstToken, KVArrived, KVFailed, KVQuiesced, KVSent, PeerReady
+from sglang_lite.disaggregation.base import (
+    Event,
+    FirstToken,
+    KVArrived,
+    KVFailed,
+    KVQuiesced,
+    KVSent,
+    PeerReady,
+    PrefillLost,
+)
 from sglang_lite.engine.core import EngineCore
 from sglang_lite.engine.decode_role import DecodeRole
 from sglang_lite.engine.frames import Keys
@@ -264,6 +274,26 @@ def test_fallback(reason: str, computed_here: bool) -> None:
     assert decode.tokens == (alone(6) if computed_here else [])
     assert decode.ends == [FinishCode.LENGTH if computed_here else FinishCode.ERROR]
     assert ("abort", 1) not in decode.sessions.told
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_those_that_wait_for_pages_when_their_prefill_server_goes(fallback: bool) -> None:
+    """Whoever came before it went ends, or is computed here; who came later, or waits for another one, goes on."""
+    side = Side("decode", fallback=fallback)
+    for key in (1, 2, 3):
+        side.request(key, 2, PROMPT * 7)
+    until = time.monotonic()
+    side.request(4, 2, PROMPT * 7)
+    assert [told for told in side.sessions.told if told[0] == "open"] == [("open", 1)]
+    side.turn(PrefillLost("other", 1, until, "gone"), PrefillLost("h", 2, until, "gone"))
+    assert side.ends == []
+    side.turn(PrefillLost("h", 1, until, "gone"))
+    assert side.ends == [FinishCode.LENGTH if fallback else FinishCode.ERROR] * 2
+    assert not any(told[0] == "refuse" for told in side.sessions.told)
+    side.turn(KVArrived(1, FirstToken(3)))
+    assert side.sessions.told[-1] == ("open", 4)
+    side.turn(KVArrived(4, FirstToken(3)))
+    assert side.ends[-1] is FinishCode.LENGTH and side.used_pages == 0
 
 
 @pytest.mark.parametrize(
