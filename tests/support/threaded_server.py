@@ -67,6 +67,8 @@ class CoreThread:
 def use_threads(patch: pytest.MonkeyPatch) -> None:
     """From now on cores are threads."""
     patch.setattr(client, "CoreProcess", CoreThread)
+    # It ends the process of a core that has stopped turning, as one that has ended looks to it.
+    patch.setattr(process, "watchdog", SimpleNamespace(watch=lambda *arguments: None))
     for module in (process, run):  # the objects of a test must not stay
         patch.setattr(module, "gc", SimpleNamespace(collect=gc.collect, freeze=lambda: None))
 

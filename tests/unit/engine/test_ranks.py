@@ -22,6 +22,7 @@ from sglang_lite.execution.rank_launch import fingerprint
 from sglang_lite.frontend.request import GenerateRequest
 from sglang_lite.startup import TEST_CPU_RANKS
 from sglang_lite.types import RequestError, SamplingParams
+from tests.support.server import free_port
 from tests.support.tiny_checkpoints import CASES, save_checkpoint
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -137,9 +138,7 @@ def start_node(model: Path, address: str, *more: str) -> subprocess.Popen[bytes]
 
 
 def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 async def test_two_nodes_answer_as_one_and_a_lost_node_ends_the_replica(model: Path) -> None:
