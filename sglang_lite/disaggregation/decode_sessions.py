@@ -283,7 +283,11 @@ class DecodeWorker(SessionWorker):
 
     def _lost(self, host: str, port: int, until: float, why: str = "another process has its address now") -> None:
         """Also those that wait for pages hear of it: at the new process they would wait for what never comes."""
-        self.emit(PrefillLost(host, port, until, f"Lost connection with prefill instance {host}:{port}: {why}"))
+        message = f"Lost connection with prefill instance {host}:{port}: {why}"
+        for session in list(self._table.keys.values()):
+            if (session.params.host, session.params.port) == (host, port) and session.opened <= until:
+                self._endings.fail(session, 500, "peer_lost", message)
+        self.emit(PrefillLost(host, port, until, message))
 
     def on_start(self) -> None:
         """See ``SessionWorker``."""

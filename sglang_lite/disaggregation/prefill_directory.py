@@ -18,6 +18,8 @@ MOST_SERVERS = 4096
 FRESH_SECONDS = 1.0
 """Older knowledge is checked again before it is used, since another process may be behind the address by now."""
 
+_NOBODY = frozenset(("",))
+"""Instances where nobody was."""
 _QUICK_ATTEMPTS = 3
 _BETWEEN_SECONDS = 0.2
 
@@ -101,10 +103,18 @@ class PrefillDirectory:
         self.note_alive(host, port)
 
     def note_alive(self, host: str, port: int) -> None:
-        """The process that we know is there, or nobody is."""
+        """The process that we know is there."""
         life = self._lives.get((host, port))
         if life is not None:
             life.until = time.monotonic()
+
+    def note_gone(self, host: str, port: int) -> None:
+        """Nobody answers there, so whoever will has not begun."""
+        life = self._lives.get((host, port))
+        if life is not None:
+            life.until = time.monotonic()
+        else:
+            self._keep((host, port), _Life(_NOBODY, time.monotonic()))
 
     def last_life(self, host: str, port: int) -> float:
         """When the process that we know was last heard, or nobody was there; 0.0 when we know none."""
@@ -116,10 +126,13 @@ class PrefillDirectory:
         life = self._lives.get(key)
         if life is not None and instances and life.instances and not instances & life.instances:
             self._on_replaced(*key, life.until)
+        self._keep(key, _Life(instances, time.monotonic()))
+
+    def _keep(self, key: tuple[str, int], life: _Life) -> None:
         self._lives.pop(key, None)
         while len(self._lives) >= MOST_SERVERS:
             del self._lives[next(iter(self._lives))]
-        self._lives[key] = _Life(instances, time.monotonic())
+        self._lives[key] = life
 
     async def find(self, params: TransferParams, patience: float, *, must_fit: bool = True) -> list[Found]:
         """The ranks that have, or will have, a request's KV, or have to know of it.
@@ -211,9 +224,12 @@ class PrefillDirectory:
             try:
                 return await self._client.topology(host, port)
             except HandshakeError as error:
-                self.note_alive(host, port)
                 # Ranks that have not registered are worth waiting for; a server that is not there is not, for long.
-                if loop.time() > until or (attempt >= _QUICK_ATTEMPTS and " answers 503" not in str(error)):
+                is_starting = " answers 503" in str(error)
+                life = self._lives.get((host, port))
+                if not is_starting or (life is not None and life.instances != _NOBODY):
+                    self.note_gone(host, port)
+                if loop.time() > until or (attempt >= _QUICK_ATTEMPTS and not is_starting):
                     raise
             await asyncio.sleep(_BETWEEN_SECONDS)
 

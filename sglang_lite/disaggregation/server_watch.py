@@ -36,7 +36,7 @@ class ServerWatch:
         server.health_failures += 1
         is_replaced = instance is not None
         if not is_replaced:
-            self._directory.note_alive(server.host, server.port)  # at least no other one is there
+            self._directory.note_gone(server.host, server.port)
         if is_replaced or server.health_failures >= self._options.heartbeat_max_failure:
             self._directory.forget(server.host, server.port)
             why = "another process has its address now" if is_replaced else "its bootstrap server does not answer"

@@ -35,6 +35,7 @@ class _Reserved:
     params: TransferParams
     pages: Int32Array
     stale_step: int
+    since: float
 
 
 class DecodeRole:
@@ -150,8 +151,9 @@ class DecodeRole:
         pages = self._scheduler.reserve_incoming(key)
         if pages is None:
             return False
-        self._settling[key] = _Reserved(self._unopened.pop(key), pages, self._scheduler.stale_step)
-        self._distributions.observe("kv_transfer_alloc_ms", (now - self._waiting_since.pop(key)) * 1e3)
+        since = self._waiting_since.pop(key)
+        self._settling[key] = _Reserved(self._unopened.pop(key), pages, self._scheduler.stale_step, since)
+        self._distributions.observe("kv_transfer_alloc_ms", (now - since) * 1e3)
         return True
 
     def _open_settled(self) -> None:
@@ -202,6 +204,11 @@ class DecodeRole:
             if self._fallback:
                 self._scheduler.release_held(key, lent=False)
             else:
+                self._scheduler.fail_request(key, FinishCode.ERROR, event.message, now)
+        for key, reserved in self._settling.items():
+            params = reserved.params
+            is_lost = (params.host, params.port) == (event.host, event.port) and reserved.since <= event.until
+            if is_lost and not self._fallback:
                 self._scheduler.fail_request(key, FinishCode.ERROR, event.message, now)
         if lost:
             logger.warning(

@@ -59,6 +59,8 @@ async def test_another_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(await lost_after(monkeypatch, ["a"], ["a"], ["b"], ["b"])) == 1
     [until] = await lost_after(monkeypatch, ["a"], REFUSED, ["b"])
     assert began < until < time.monotonic()
+    [until] = await lost_after(monkeypatch, REFUSED, ["b"])  # who came before it was there
+    assert began < until < time.monotonic()
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,6 @@ async def test_who_came_while_nobody_was_there_is_lost_too(monkeypatch: pytest.M
     directory = PrefillDirectory(client, memory, 0, 1, True, lambda host, port, until: told.append(until))
     await directory.find(PARAMS, 0.0, must_fit=False)
     came = time.monotonic()
-    directory.note_alive("h", 1)  # a failed look at its health
+    directory.note_gone("h", 1)  # a failed look at its health
     await directory.find(PARAMS, 0.0, must_fit=False)
     assert told[0] >= came
